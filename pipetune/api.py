@@ -1,0 +1,191 @@
+"""pipetune from code: tune a workload, load a result."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pipetune.core.study import Budget, StudyConfig
+from pipetune.errors import InputError
+
+if TYPE_CHECKING:
+    from pipetune.core.record import StudyResult, Validation
+    from pipetune.integrations.torch import Tuned
+    from pipetune.search.progress import Progress
+
+
+def load(path: str | Path, *, check: bool = True) -> "Tuned":
+    """Read a best.yaml for training code.
+
+    Warns of each difference between this machine and the measured one, and raises InputError for what cannot
+    work here; `check=False` leaves both out. Raises ConfigError where the file is damaged.
+    """
+    from pipetune.config import tuned_file
+    from pipetune.integrations.torch import Tuned, check_machine
+
+    result = tuned_file.read(path)
+    if check:
+        check_machine(result)
+    return Tuned(result)
+
+
+def tune(
+    config: str | Path | Mapping[str, Any] | StudyConfig,
+    *,
+    overrides: Sequence[str] = (),
+    study_dir: str | Path | None = None,
+    fresh: bool = False,
+    start_from: str | Path | None = None,
+    progress: "Progress | None" = None,
+) -> "StudyResult":
+    """Measure until the budget is spent, certify the winner, write best.yaml, and return what was found.
+
+    config is a config file, its content as a mapping, or a checked StudyConfig; overrides are `key=value` texts
+    with dotted keys. `study_dir` is the study's own folder, `studies/<study>` by default. Runs of one study
+    resume; `fresh` starts over; `start_from` is an older best.yaml, tried early. Trials run in processes of their
+    own: a mapping's target names a function in a file or module, never one of a notebook.
+    """
+    from pipetune.config import tuned_file
+    from pipetune.hardware.environment import profile, versions
+    from pipetune.search.progress import Silent
+    from pipetune.search.signals import Signals
+    from pipetune.search.study import StudyRun
+    from pipetune.storage.folder import StudyFolder
+    from pipetune.storage.study_store import StudyStore
+    from pipetune.trial.runner import HostRunner
+
+    checked = read_config(config, overrides)
+    progress = progress or Silent()
+    path = Path(study_dir) if study_dir is not None else Path("studies", checked.study)
+    signals = Signals()
+    with StudyFolder(path) as folder, signals.caught():
+        if fresh:
+            folder.clear()
+        runner = HostRunner(
+            checked.workload,
+            device=checked.device,
+            seed=checked.seed,
+            log_folder=folder.log_folder,
+            isolation=checked.isolation,
+            timeouts=_timeouts(checked.budget),
+            on_phase=progress.phase,
+        )
+        try:
+            return StudyRun(
+                checked,
+                runner=runner,
+                hardware=profile(),
+                versions=versions(),
+                open_store=lambda key: StudyStore.open(
+                    checked.storage,
+                    folder.journal_file,
+                    study=checked.study,
+                    key=key,
+                    directions=checked.objective.directions,
+                ),
+                write=lambda tuned: tuned_file.write(folder.best_file, tuned),
+                folder=path,
+                progress=progress,
+                signals=signals,
+                start_from=tuned_file.read(start_from).config if start_from is not None else None,
+            ).run()
+        finally:
+            runner.close()
+
+
+def validate(config: str | Path | Mapping[str, Any] | StudyConfig, *, overrides: Sequence[str] = ()) -> "Validation":
+    """Check a config, build its workload and read a first sample, in a process of its own; measure nothing."""
+    from pipetune.core.record import Validation
+    from pipetune.hardware.environment import profile
+    from pipetune.search.terms import resolved_space, training_plan
+    from pipetune.trial.runner import HostRunner
+
+    checked = read_config(config, overrides)
+    hardware = profile()
+    with TemporaryDirectory(prefix="pipetune-") as folder:
+        runner = HostRunner(checked.workload, device=checked.device, seed=checked.seed, log_folder=Path(folder))
+        try:
+            facts = runner.describe()
+        finally:
+            runner.close()
+    return Validation(
+        facts=facts,
+        plan=training_plan(checked, facts),
+        space=resolved_space(checked, facts, hardware),
+        workers_limit=hardware.cpus_limit,
+    )
+
+
+def show(study: str | Path) -> "StudyResult":
+    """Read a study from its folder (or its name under `studies/`). Raises InputError where there is none."""
+    from pipetune.config import tuned_file
+    from pipetune.core.diagnosis import bottleneck
+    from pipetune.core.record import StudyResult
+    from pipetune.storage.folder import StudyFolder
+    from pipetune.storage.study_store import StudyStore
+
+    path = Path(study) if Path(study).is_dir() else Path("studies", study)
+    folder = StudyFolder(path)
+    store = StudyStore.read(folder.journal_file)
+    summary = store.summary()
+    if summary is None or not folder.best_file.is_file():
+        raise InputError(f"{path} holds no result yet: no trial of it has run to its end")
+    tuned = tuned_file.read(folder.best_file)
+    return StudyResult(
+        folder=path,
+        tuned=tuned,
+        bottleneck=bottleneck(tuned.measured, tuned.ceiling),
+        records=store.records(),
+        summary=summary,
+    )
+
+
+def read_config(config: str | Path | Mapping[str, Any] | StudyConfig, overrides: Sequence[str] = ()) -> StudyConfig:
+    """A checked config from whatever form it has. Raises ConfigError with every problem."""
+    from pipetune.config import schema
+
+    if isinstance(config, StudyConfig):
+        return config
+    if isinstance(config, Mapping):
+        return schema.from_mapping(_with_named_target(config), Path.cwd(), overrides)
+    return schema.load(Path(config), overrides)
+
+
+def _with_named_target(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a function object by the name under which the trial process can find it."""
+    workload = config.get("workload")
+    target = workload.get("target") if isinstance(workload, Mapping) else None
+    if not callable(target) or workload is None:
+        return config
+    return {**config, "workload": {**workload, "target": _name_of(target)}}
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", "")
+    if "<" in name or "." in name or not name:
+        raise InputError(
+            f"workload.target: {name or function!r} is not a function of a module's top level; the trial process "
+            "cannot find it: move it to the top level of a file"
+        )
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise InputError(
+            f"workload.target: {name} was defined in a notebook or an interactive session and cannot reach the "
+            "trial process; put it into a file job.py and use 'job.py:" + name + "'"
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
+def _timeouts(budget: Budget) -> Any:
+    """Limits in proportion to the budget: nobody waits five minutes for one trial of a two-minute study."""
+    from pipetune.trial.runner import TrialTimeouts
+
+    if budget.seconds is None:
+        return TrialTimeouts()
+    return TrialTimeouts(
+        stall_s=min(120.0, max(30.0, budget.seconds / 5)), total_s=min(600.0, max(60.0, budget.seconds / 2))
+    )

@@ -1,0 +1,30 @@
+"""`pipetune show STUDY`: what a study found, read from its folder."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipetune.cli.exits import exit_codes
+
+
+def show(
+    study: Annotated[Path, typer.Argument(help="A study's folder, or its name under studies/.", show_default=False)],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Show the result and the trials of a study."""
+    with exit_codes():
+        from rich.console import Console
+
+        from pipetune import api
+        from pipetune.report.console import result_view
+        from pipetune.report.machine import result_object
+
+        result = api.show(study)
+        if json_:
+            json.dump(result_object(result), sys.stdout, indent=2)
+            print()
+        else:
+            Console().print(result_view(result))

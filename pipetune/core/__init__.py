@@ -1,0 +1,1 @@
+"""Frozen values and pure decisions: no torch, no optuna, no files, no clock."""

@@ -1,0 +1,128 @@
+"""What a trial says: a measurement, or a failure with its kind, phase and log tail."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipetune.core.space import TrialConfig
+from pipetune.core.throughput import (
+    EpochStart,
+    Estimate,
+    TrainingPlan,
+    Window,
+    data_wait_percent,
+    effective_rate,
+    steady_rate,
+)
+
+
+class Phase(StrEnum):
+    """Where in its life a trial is, or was when it failed."""
+
+    START = "start"
+    BUILD = "build"
+    FIRST_SAMPLE = "first_sample"
+    PREPARE = "prepare"
+    WORKER_START = "worker_start"
+    WARM_UP = "warm_up"
+    MEASURE = "measure"
+    EPOCH_END = "epoch_end"
+    COMPUTE_ONLY = "compute_only"
+    CLOSE = "close"
+
+
+class FailureKind(StrEnum):
+    """Why a trial gave no measurement; members are added, never renamed."""
+
+    GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
+    HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    SHARED_MEMORY = "shared_memory"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    ERROR = "error"
+    INVALID_DATA = "invalid_data"
+    NON_FINITE = "non_finite"
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether the configuration was too large rather than broken: told to the sampler as infeasible."""
+        return self in _MEMORY_KINDS
+
+
+_MEMORY_KINDS = frozenset({FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY, FailureKind.SHARED_MEMORY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUsage:
+    """NVML's busy share inside the measured windows, percent: mean, standard deviation, sample count."""
+
+    mean_percent: float
+    spread_percent: float
+    samples: int
+
+    def estimate(self) -> Estimate:
+        """The mean with its 95 % interval, the samples taken as independent and kept inside 0-100."""
+        half = 1.96 * self.spread_percent / max(1, self.samples) ** 0.5
+        return Estimate(
+            value=self.mean_percent,
+            low=max(0.0, self.mean_percent - half),
+            high=min(100.0, self.mean_percent + half),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One finished trial: raw windows and what was seen beside them; rates derive from it.
+
+    `gpu` is None exactly where `gpu_reason` says why. Memory is in bytes. `compute_only_samples_per_sec`
+    is the rate of the same step on one batch already on the device; None where it was not measured.
+    `settled` tells whether the interval reached its target before the limit.
+    """
+
+    config: TrialConfig
+    windows: tuple[Window, ...]
+    epoch_start: EpochStart
+    settled: bool
+    gpu: GpuUsage | None
+    gpu_reason: str | None
+    peak_gpu_memory_bytes: int | None
+    host_memory_bytes: int | None
+    compute_only_samples_per_sec: float | None
+    seconds: float
+    phase_seconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+    def steady(self) -> Estimate:
+        """Samples per second inside an epoch."""
+        return steady_rate(self.windows)
+
+    def effective(self, plan: TrainingPlan) -> Estimate:
+        """Samples per second over the planned run, epoch starts included."""
+        return effective_rate(self.steady(), self.epoch_start, plan, persistent_workers=self.config.persistent_workers)
+
+    def data_wait_percent(self) -> float:
+        """Share of the measured time that the main thread waited for data, 0-100."""
+        return data_wait_percent(self.windows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFailure:
+    """Why a trial gave no measurement, where it was, and the end of what it printed."""
+
+    config: TrialConfig
+    kind: FailureKind
+    phase: Phase
+    message: str
+    traceback_text: str = ""
+    log_tail: str = ""
+    seconds: float = 0.0
+
+    def headline(self) -> str:
+        """One line: `gpu_out_of_memory in warm_up: CUDA out of memory ...`."""
+        lines = self.message.strip().splitlines() or ["no message"]
+        # A worker's exception arrives with its whole traceback as the message; the last line is the error.
+        line = lines[-1] if "Original Traceback" in self.message else lines[0]
+        return f"{self.kind} in {self.phase}: {line}"
+
+
+TrialOutcome = Measurement | TrialFailure

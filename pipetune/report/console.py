@@ -1,0 +1,157 @@
+"""A result for people, in 80 columns: the verdict, what to do with it, and the trials behind it."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from pipetune.core.diagnosis import Bottleneck
+from pipetune.core.measurement import Measurement
+from pipetune.core.record import StudyResult, TrialRecord, Validation
+from pipetune.core.throughput import Estimate, TrainingPlan
+from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig
+
+_VERDICTS = {
+    Bottleneck.COMPUTE: "the step itself limits: the loader keeps up",
+    Bottleneck.INPUT: "the loader limits: the step waits for data",
+    Bottleneck.BALANCED: "loader and step limit each other",
+}
+
+
+def result_view(result: StudyResult) -> RenderableType:
+    """The verdict, before and after, the trials, and where the file is."""
+    parts: list[RenderableType] = [
+        Text(verdict(result.tuned), style="bold"),
+        "",
+        _before_and_after(result.tuned),
+        "",
+        Text(_limit(result.bottleneck, result.tuned.ceiling, result.tuned.measured)),
+    ]
+    parts += [Text(f"changes training: {change}", style="yellow") for change in result.tuned.changes_training]
+    parts += [Text(f"note: {note}", style="yellow") for note in result.summary.notes]
+    parts += ["", trials_table(result.records, result.summary.plan), ""]
+    measured = sum(1 for record in result.records if record.measurement is not None)
+    parts.append(
+        Text(
+            f"{len(result.records)} trials ({measured} measured) of {result.summary.space_size} configurations in "
+            f"{duration(result.summary.seconds)}; workers bounded by {result.summary.workers_limit}"
+        )
+    )
+    parts.append(Text(f"wrote {result.folder / 'best.yaml'}", style="green"))
+    return Group(*parts)
+
+
+def verdict(tuned: TunedConfig) -> str:
+    """One sentence."""
+    if tuned.status is Status.NO_GAIN:
+        return "No gain: nothing that was measured beats the baseline beyond the noise."
+    kind = "" if tuned.status is Status.CERTIFIED else " so far (provisional: not measured again)"
+    return f"{tuned.speedup:.2f} times the baseline{kind}: {tuned.config.label()}"
+
+
+def validation_text(validation: Validation) -> str:
+    """The search space as found, a line a knob."""
+    space = validation.space
+    workers = space.num_workers
+    shown_workers = f"{workers[0]}-{workers[-1]}" if len(workers) > 2 else ", ".join(map(str, workers))
+    return "\n".join(
+        [
+            f"  device              {validation.facts.device_name}",
+            f"  epoch               {validation.plan.epoch_samples:,} samples",
+            f"  num_workers         {shown_workers} (bounded by {validation.workers_limit})",
+            f"  prefetch_factor     {', '.join(map(str, space.prefetch_factor))}",
+            f"  pin_memory          {_flags(space.pin_memory)}",
+            f"  persistent_workers  {_flags(space.persistent_workers)}",
+            f"  batch_size          {', '.join(map(str, space.batch_size))}",
+            f"  amp                 {', '.join(space.amp)}",
+            f"  {len(space):,} configurations",
+        ]
+    )
+
+
+def _flags(values: Sequence[bool]) -> str:
+    return ", ".join(str(value).lower() for value in values)
+
+
+def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan) -> Table:
+    """One line a trial, best marked."""
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name, justify in (
+        ("#", "right"),
+        ("configuration", "left"),
+        ("samples/s", "right"),
+        ("±%", "right"),
+        ("wait%", "right"),
+        ("gpu%", "right"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=name != "configuration")  # type: ignore[arg-type]
+    rates = {r.number: r.measurement.effective(plan).value for r in records if r.measurement is not None}
+    best = max(rates, key=lambda number: rates[number]) if rates else None
+    for record in records:
+        style = "bold green" if record.number == best else None
+        if record.measurement is None:
+            reason = record.failure.headline() if record.failure else "interrupted"
+            table.add_row(str(record.number), f"{record.config.label()}\n[red]{escape(reason)}[/red]")
+        else:
+            table.add_row(str(record.number), record.config.label(), *_figures(record.measurement, plan), style=style)
+    return table
+
+
+def rate(value: float) -> str:
+    """Four digits: 12,340 or 98.76."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _figures(measurement: Measurement, plan: TrainingPlan) -> tuple[str, str, str, str]:
+    effective = measurement.effective(plan)
+    return (
+        rate(effective.value),
+        _half_width_percent(effective),
+        f"{measurement.data_wait_percent():.0f}",
+        f"{measurement.gpu.mean_percent:.0f}" if measurement.gpu else "-",
+    )
+
+
+def _half_width_percent(estimate: Estimate) -> str:
+    half = max(estimate.high - estimate.value, estimate.value - estimate.low)
+    return f"{100 * half / estimate.value:.1f}" if half < estimate.value else "?"
+
+
+def _before_and_after(tuned: TunedConfig) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in ("", "samples/s", "95 % interval", "in an epoch", "gpu%", "settings"):
+        table.add_column(name, justify="left" if name in {"", "settings"} else "right")
+    rows = [("baseline", tuned.baseline_measured, tuned.baseline_config)]
+    if tuned.status is not Status.NO_GAIN:
+        rows.append(("tuned", tuned.measured, tuned.config))
+    for name, measured, config in rows:
+        effective, utilization = measured.effective_samples_per_sec, measured.gpu_utilization_percent
+        table.add_row(
+            name,
+            rate(effective.value),
+            f"{rate(effective.low)} - {rate(effective.high)}",
+            rate(measured.steady_samples_per_sec.value),
+            f"{utilization.value:.0f}" if utilization else "-",
+            config.label(),
+        )
+    return table
+
+
+def _limit(bottleneck: Bottleneck, ceiling: Ceiling | None, measured: Measured) -> str:
+    text = f"limit: {_VERDICTS[bottleneck]} (waiting for data {measured.data_wait_percent:.0f} % of the time"
+    if ceiling is None:
+        return f"{text})"
+    share = 100 * measured.steady_samples_per_sec.value / ceiling.samples_per_sec
+    return f"{text}, {share:.0f} % of the {rate(ceiling.samples_per_sec)} samples/s that the step alone reaches)"

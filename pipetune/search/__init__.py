@@ -1,0 +1,1 @@
+"""The head: what to measure next, when to stop, and which configuration to name."""

@@ -1,0 +1,57 @@
+"""What a study may still spend: trials and seconds, with enough kept back to certify the winner."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from pipetune.core.record import TrialRecord
+from pipetune.core.study import Budget
+from pipetune.search.certify import MAX_FINALISTS, ROUNDS
+
+CERTIFICATION_SHARE = 0.5
+"""At most this share of the time is kept back, however dear a fresh process is."""
+
+
+class Spending:
+    """Counts what this and earlier runs of a study have cost."""
+
+    def __init__(self, budget: Budget, *, spent_before_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget = budget
+        self.set_up_s = 0.0
+        self._spent_before_s = spent_before_s
+        self._clock = clock
+        self._began = clock()
+
+    def seconds(self) -> float:
+        """Spent over all runs."""
+        return self._spent_before_s + self._clock() - self._began
+
+    def seconds_left(self) -> float | None:
+        """None where the budget has no time."""
+        return None if self.budget.seconds is None else max(0.0, self.budget.seconds - self.seconds())
+
+    def certification_s(self, records: Sequence[TrialRecord]) -> float:
+        """What certifying is expected to take: each arm in a fresh process, every round."""
+        arm_s = self.set_up_s + _typical_s(records)
+        return arm_s * (MAX_FINALISTS - 1) * (ROUNDS - 1)
+
+    def allows_trial(self, records: Sequence[TrialRecord]) -> bool:
+        """Whether one more trial fits, with the certification still to come."""
+        if self.budget.trials is not None and len(records) >= self.budget.trials:
+            return False
+        left = self.seconds_left()
+        if left is None or self.budget.seconds is None:
+            return True
+        reserve = min(self.certification_s(records), CERTIFICATION_SHARE * self.budget.seconds)
+        return left > reserve + _typical_s(records)
+
+    def allows_round(self, done: int, round_s: float) -> bool:
+        """Whether another round of certification fits; two are always made."""
+        if done < ROUNDS - 1:
+            return True
+        left = self.seconds_left()
+        return done < ROUNDS and (left is None or left > round_s)
+
+
+def _typical_s(records: Sequence[TrialRecord]) -> float:
+    return median([record.seconds for record in records]) if records else 0.0

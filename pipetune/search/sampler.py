@@ -1,0 +1,163 @@
+"""Optuna's side of the search space: distributions, and a sampler that proposes only what can be measured."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.trial import FrozenTrial
+
+from pipetune.core.space import Amp, SearchSpace, TrialConfig
+
+STARTUP_TRIALS = 6
+"""Trials before TPE models anything; the seeds of the plan come first."""
+
+
+class SpaceExhaustedError(Exception):
+    """Every configuration that can work has been measured."""
+
+
+def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """Real values, not indices: bounds may differ between runs, and plots tell the truth."""
+    return {
+        "num_workers": IntDistribution(space.num_workers[0], space.num_workers[-1]),
+        "prefetch_factor": IntDistribution(space.prefetch_factor[0], space.prefetch_factor[-1], log=True),
+        "pin_memory": CategoricalDistribution((False, True)),
+        "persistent_workers": CategoricalDistribution((False, True)),
+        "batch_size": IntDistribution(space.batch_size[0], space.batch_size[-1], log=True),
+        "amp": CategoricalDistribution(tuple(amp.value for amp in Amp)),
+    }
+
+
+def params_of(config: TrialConfig) -> dict[str, Any]:
+    """Optuna's parameters of a configuration; what means nothing at 0 workers is not among them."""
+    params: dict[str, Any] = {
+        "num_workers": config.num_workers,
+        "pin_memory": config.pin_memory,
+        "batch_size": config.batch_size,
+        "amp": config.amp.value,
+    }
+    if config.num_workers > 0:
+        params["prefetch_factor"] = config.prefetch_factor
+        params["persistent_workers"] = config.persistent_workers
+    return params
+
+
+def suggest(trial: optuna.Trial, space: SearchSpace) -> TrialConfig:
+    """Ask the trial for every parameter that exists there."""
+    ranges = distributions(space)
+
+    def value(name: str) -> Any:
+        wanted = ranges[name]
+        if isinstance(wanted, IntDistribution):
+            return trial.suggest_int(name, wanted.low, wanted.high, log=wanted.log)
+        assert isinstance(wanted, CategoricalDistribution)
+        return trial.suggest_categorical(name, wanted.choices)
+
+    workers = value("num_workers")
+    batch = value("batch_size")
+    return TrialConfig(
+        num_workers=workers,
+        prefetch_factor=value("prefetch_factor") if workers > 0 else None,
+        pin_memory=value("pin_memory"),
+        persistent_workers=value("persistent_workers") if workers > 0 else False,
+        batch_size=batch,
+        accumulation_steps=space.effective_batch_size // batch,
+        amp=Amp(value("amp")),
+    )
+
+
+class SpaceSampler(BaseSampler):
+    """TPE, moved to the nearest configuration of the space that is allowed and was not measured yet.
+
+    TPE alone measures 12-17 % of its first 40 trials twice, and knows nothing of lists of values.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        seed: int,
+        is_open: Callable[[TrialConfig], bool],
+        tpe: BaseSampler | None = None,
+    ) -> None:
+        """`is_open` tells whether a configuration may still be proposed."""
+        self._is_open = is_open
+        self._seed = seed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self._tpe = tpe or TPESampler(n_startup_trials=STARTUP_TRIALS, multivariate=True, seed=seed)
+        self.use(space)
+
+    def use(self, space: SearchSpace) -> None:
+        """Propose from this space from now on."""
+        self._ranges = distributions(space)
+        self._points = [(config, _position(config)) for config in space.configs()]
+
+    def reseed_rng(self) -> None:
+        """Part of Optuna's interface."""
+        self._tpe.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Every parameter is proposed together."""
+        self._relative = self._tpe.infer_relative_search_space(study, trial)
+        return {name: rng for name, rng in self._ranges.items() if not rng.single()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """One open configuration. Raises SpaceExhaustedError where none is left."""
+        wished = self._tpe.sample_relative(study, trial, self._relative)
+        for name, rng in search_space.items():
+            if name not in wished:
+                wished[name] = self._tpe.sample_independent(study, trial, name, rng)
+        for name, rng in self._ranges.items():
+            if rng.single():
+                wished[name] = _only_value(rng)
+        params = params_of(self.nearest_open(wished))
+        return {name: value for name, value in params.items() if name in search_space}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Only for a parameter that an enqueued trial left out."""
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+
+    def nearest_open(self, wished: Mapping[str, Any]) -> TrialConfig:
+        """The open configuration that differs least from the wish."""
+        target = _position_of(wished)
+        by_distance = sorted(self._points, key=lambda point: _distance(point[1], target))
+        for config, _ in by_distance:
+            if self._is_open(config):
+                return config
+        raise SpaceExhaustedError
+
+
+def _only_value(distribution: BaseDistribution) -> Any:
+    return distribution.low if isinstance(distribution, IntDistribution) else distribution.to_external_repr(0)
+
+
+def _position(config: TrialConfig) -> tuple[float, ...]:
+    return _position_of(params_of(config))
+
+
+def _position_of(params: Mapping[str, Any]) -> tuple[float, ...]:
+    """Coordinates in which one step of any knob is about one: doublings of counts, flips of switches."""
+    workers = params["num_workers"]
+    is_serial = workers == 0
+    return (
+        2.0 * math.log2(1 + workers),
+        0.0 if is_serial else math.log2(params.get("prefetch_factor", 2)),
+        float(params["pin_memory"]),
+        0.0 if is_serial else float(params.get("persistent_workers", False)),
+        math.log2(params["batch_size"]),
+        2.0 * list(Amp).index(Amp(params["amp"])),
+    )
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,77 @@
+"""The terms of a study, from what was asked for and what was found: pure functions of values."""
+
+from dataclasses import fields
+from typing import Any
+
+from pipetune.core.facts import WorkloadFacts
+from pipetune.core.hardware import HardwareProfile
+from pipetune.core.space import MachineLimits, SearchSpace, resolve
+from pipetune.core.study import StudyConfig
+from pipetune.core.throughput import TrainingPlan
+from pipetune.errors import InputError
+from pipetune.storage.study_store import StudyKey
+from pipetune.trial.protocol import MeasureLimits
+
+
+def measure_limits(config: StudyConfig) -> MeasureLimits:
+    """Seconds of windows a trial: a thirtieth of the time budget, but 4 to 20."""
+    seconds = config.budget.seconds
+    max_s = 20.0 if seconds is None else min(20.0, max(4.0, seconds / 30))
+    return MeasureLimits(max_s=max_s)
+
+
+def training_plan(config: StudyConfig, facts: WorkloadFacts) -> TrainingPlan:
+    """Raise InputError where nobody says how long an epoch is, or where it is shorter than one step."""
+    samples = config.epoch_samples or facts.dataset_samples
+    if samples is None:
+        raise InputError("training.epoch_samples: the dataset has no length; say how many samples an epoch has")
+    if config.effective_batch_size > samples:
+        raise InputError(
+            f"training.effective_batch_size: {config.effective_batch_size} is more than the {samples} samples "
+            "of an epoch"
+        )
+    return TrainingPlan(effective_batch_size=config.effective_batch_size, epochs=config.epochs, epoch_samples=samples)
+
+
+def resolved_space(config: StudyConfig, facts: WorkloadFacts, hardware: HardwareProfile) -> SearchSpace:
+    """What the config's search means for this workload on this machine."""
+    limits = MachineLimits(
+        cpus_usable=hardware.cpus_usable,
+        has_accelerator=facts.has_accelerator,
+        amps=facts.amps,
+        epochs=config.epochs,
+        largest_batch=None if facts.is_iterable else facts.dataset_samples,
+        fixed_batch=facts.fixed_batch,
+    )
+    return resolve(config.search, limits, effective_batch_size=config.effective_batch_size)
+
+
+def study_key(config: StudyConfig, plan: TrainingPlan, hardware: HardwareProfile, facts: WorkloadFacts) -> StudyKey:
+    """Workload, declared space, training, objective and hardware; the budget is not part of it."""
+    return StudyKey(
+        parts={
+            "workload": config.workload.target,
+            "options": ", ".join(f"{k}={v!r}" for k, v in sorted(config.workload.options.items())),
+            "training": f"{plan.effective_batch_size} x {plan.epochs} epochs of {plan.epoch_samples}",
+            "search": ", ".join(f"{f.name}={getattr(config.search, f.name)}" for f in fields(config.search)),
+            "objective": config.objective.value,
+            "cache": config.cache.value,
+            "hardware": f"{hardware.fingerprint(facts.device_name)} ({facts.device_name}, {hardware.cpus_usable} CPUs)",
+        }
+    )
+
+
+def hardware_facts(hardware: HardwareProfile, facts: WorkloadFacts) -> dict[str, Any]:
+    """What best.yaml says of the machine."""
+    return {
+        "fingerprint": hardware.fingerprint(facts.device_name),
+        "gpu": facts.device_name if facts.has_accelerator else None,
+        "cpu": hardware.cpu_model,
+        "cpus_usable": hardware.cpus_usable,
+        "cpus_limit": hardware.cpus_limit,
+        "memory_bytes": hardware.memory_bytes,
+        "shared_memory_bytes": hardware.shared_memory_bytes,
+        "driver": hardware.driver,
+        "system": hardware.system,
+        "amps": [amp.value for amp in facts.amps],
+    }

@@ -1,0 +1,190 @@
+"""One study in Optuna's storage: opened under its key, trials written before they are told, read back as values."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+from pydantic import TypeAdapter, ValidationError
+
+from pipetune.core.measurement import Measurement, TrialOutcome
+from pipetune.core.record import Certification, StudySummary, TrialRecord
+from pipetune.core.space import TrialConfig
+from pipetune.core.throughput import TrainingPlan
+from pipetune.core.tuned import Measured
+from pipetune.errors import InputError, StudyConflictError
+
+SCHEMA_VERSION = 1
+
+_CONFIG: TypeAdapter[TrialConfig] = TypeAdapter(TrialConfig)
+_OUTCOME: TypeAdapter[TrialOutcome] = TypeAdapter(TrialOutcome)
+_SUMMARY: TypeAdapter[StudySummary] = TypeAdapter(StudySummary)
+_CERTIFICATION: TypeAdapter[Certification] = TypeAdapter(Certification)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyKey:
+    """What a study is of; trials of different keys are never mixed. All parts are plain text."""
+
+    parts: Mapping[str, str]
+
+    def digest(self) -> str:
+        """Eight hex digits, the end of the study's name in the storage."""
+        text = json.dumps(dict(self.parts), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+class StudyStore:
+    """The trials of one study; the only reader and writer of its Optuna record."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.study = study
+
+    @classmethod
+    def open(cls, url: str | None, journal: Path, *, study: str, key: StudyKey, directions: int) -> "StudyStore":
+        """Open or create the study. Raises StudyConflictError where the journal holds one with another key."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = _storage(url, journal)
+        name = f"{study}-{key.digest()}"
+        if url is None:
+            _refuse_other_key(storage, name, key, journal)
+        opened = optuna.create_study(
+            storage=storage, study_name=name, directions=["maximize"] * directions, load_if_exists=True
+        )
+        if "key" not in opened.user_attrs:
+            opened.set_user_attr("schema_version", SCHEMA_VERSION)
+            opened.set_user_attr("key", dict(key.parts))
+        return cls(opened)
+
+    @classmethod
+    def read(cls, journal: Path) -> "StudyStore":
+        """Open the one study of a journal file. Raises InputError where there is none."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        if not journal.is_file():
+            raise InputError(f"{journal.parent} holds no study: there is no {journal.name}")
+        storage = _storage(None, journal)
+        studies = storage.get_all_studies()
+        if not studies:
+            raise InputError(f"{journal} holds no study")
+        return cls(optuna.load_study(study_name=studies[-1].study_name, storage=storage))
+
+    def records(self) -> tuple[TrialRecord, ...]:
+        """Every finished trial, in order."""
+        trials = self.study.get_trials(deepcopy=False)
+        records = (_record(trial) for trial in trials if trial.state.is_finished())
+        return tuple(record for record in records if record is not None)
+
+    def fail_stale_trials(self) -> None:
+        """Tell trials that a killed run left running as failed; the caller holds the study's lock."""
+        for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
+            self.study.tell(trial.number, state=OptunaState.FAIL)
+
+    def tell(
+        self,
+        trial: optuna.Trial,
+        config: TrialConfig,
+        outcome: TrialOutcome,
+        plan: TrainingPlan,
+        values: Sequence[float],
+    ) -> None:
+        """Write all that was measured into the trial's attributes, then tell its values.
+
+        A configuration that did not fit is told as worthless and infeasible, since samplers never see failed
+        trials and would come back to it.
+        """
+        trial.set_user_attr("config", _CONFIG.dump_python(config, mode="json"))
+        trial.set_user_attr("outcome", _OUTCOME.dump_python(outcome, mode="json"))
+        trial.set_user_attr("seconds", outcome.seconds)
+        if isinstance(outcome, Measurement):
+            for name, value in _headline(outcome, plan).items():
+                trial.set_user_attr(name, value)
+            trial.set_constraint("memory", -1.0)
+            self.study.tell(trial, list(values))
+        elif outcome.kind.is_memory:
+            trial.set_user_attr("failure", outcome.headline())
+            trial.set_constraint("memory", 1.0)
+            self.study.tell(trial, [0.0] * len(self.study.directions))
+        else:
+            trial.set_user_attr("failure", outcome.headline())
+            self.study.tell(trial, state=OptunaState.FAIL)
+
+    def abandon(self, trial: optuna.Trial) -> None:
+        """Tell a trial that was interrupted."""
+        self.study.tell(trial, state=OptunaState.FAIL, skip_if_finished=True)
+
+    def keep_summary(self, summary: StudySummary) -> None:
+        """Keep what a reader needs beside the trials."""
+        self.study.set_user_attr("summary", _SUMMARY.dump_python(summary, mode="json"))
+
+    def summary(self) -> StudySummary | None:
+        """What `keep_summary` kept last."""
+        kept = self.study.user_attrs.get("summary")
+        return None if kept is None else _SUMMARY.validate_python(kept)
+
+    def keep_certification(self, certification: Certification) -> None:
+        """Keep the repeated measurements with the study."""
+        self.study.set_user_attr("certification", _CERTIFICATION.dump_python(certification, mode="json"))
+
+    def certification(self) -> Certification | None:
+        """The repeated measurements, where there are any."""
+        kept = self.study.user_attrs.get("certification")
+        return None if kept is None else _CERTIFICATION.validate_python(kept)
+
+
+def _storage(url: str | None, journal: Path) -> BaseStorage:
+    if url is None:
+        return JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal))))
+    try:
+        return optuna.storages.get_storage(url)
+    except Exception as error:  # whatever the database driver raises
+        # The URL may hold a password: it is not repeated.
+        raise InputError(f"storage: the given URL cannot be opened: {type(error).__name__}") from error
+
+
+def _refuse_other_key(storage: BaseStorage, name: str, key: StudyKey, journal: Path) -> None:
+    for frozen in storage.get_all_studies():
+        if frozen.study_name == name:
+            return
+        theirs = frozen.user_attrs.get("key", {})
+        differing = sorted(part for part in {*theirs, *key.parts} if theirs.get(part) != key.parts.get(part))
+        told = "; ".join(
+            f"{part}: {theirs.get(part, 'unknown')} there, {key.parts.get(part, 'unknown')} now" for part in differing
+        )
+        raise StudyConflictError(
+            f"{journal.parent} holds a study of something else ({told}); "
+            "start over with --fresh, or choose another folder with --study-dir"
+        )
+
+
+def _headline(measurement: Measurement, plan: TrainingPlan) -> dict[str, float | None]:
+    """Flat figures, so that Optuna's own tools can show and plot them."""
+    measured = Measured.of(measurement, plan)
+    utilization = measured.gpu_utilization_percent
+    return {
+        "effective_samples_per_sec": measured.effective_samples_per_sec.value,
+        "steady_samples_per_sec": measured.steady_samples_per_sec.value,
+        "gpu_utilization_percent": utilization.value if utilization else None,
+        "data_wait_percent": measured.data_wait_percent,
+    }
+
+
+def _record(trial: FrozenTrial) -> TrialRecord | None:
+    try:
+        if "outcome" not in trial.user_attrs:
+            return None
+        return TrialRecord(
+            number=trial.number,
+            config=_CONFIG.validate_python(trial.user_attrs["config"]),
+            outcome=_OUTCOME.validate_python(trial.user_attrs["outcome"]),
+            seconds=float(trial.user_attrs["seconds"]),
+        )
+    except (ValidationError, KeyError, ValueError) as error:
+        raise InputError(
+            f"trial {trial.number} of the study cannot be read (written by another version?): {error}"
+        ) from error

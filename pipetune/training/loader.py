@@ -1,0 +1,18 @@
+"""A configuration in DataLoader's own arguments; the one place that knows which belong together."""
+
+from typing import Any
+
+from pipetune.core.space import TrialConfig
+
+
+def loader_kwargs(config: TrialConfig) -> dict[str, Any]:
+    """DataLoader's keyword arguments; those that torch refuses at 0 workers are left out there."""
+    kwargs: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "num_workers": config.num_workers,
+        "pin_memory": config.pin_memory,
+    }
+    if config.num_workers > 0:
+        kwargs["prefetch_factor"] = config.prefetch_factor
+        kwargs["persistent_workers"] = config.persistent_workers
+    return kwargs

@@ -1,0 +1,20 @@
+"""Precision: the autocast context and the gradient scaler that belong to an AMP setting."""
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from pipetune.core.space import Amp
+
+_DTYPES = {Amp.BF16: torch.bfloat16, Amp.FP16: torch.float16}
+
+
+def autocast(device: torch.device, amp: Amp) -> AbstractContextManager[None]:
+    """Autocast to the reduced precision; disabled for fp32, so that it can always be entered."""
+    dtype = _DTYPES.get(amp)
+    return torch.amp.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def grad_scaler(device: torch.device, amp: Amp) -> torch.amp.GradScaler:
+    """A scaler that works for fp16 and passes everything through otherwise."""
+    return torch.amp.GradScaler(device.type, enabled=amp is Amp.FP16)

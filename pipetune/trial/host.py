@@ -1,0 +1,210 @@
+"""The trial host: a process that builds the user's workload once and measures the trials it is asked for.
+
+Started by trial.runner as `python -m pipetune.trial.host FD`; requests come on standard input, events go to the
+file descriptor FD. A forking host never touches the dataset itself; a serial one never starts a worker.
+"""
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
+from pipetune.core.space import TrialConfig
+from pipetune.errors import PipetuneError
+from pipetune.hardware.host import tree_memory_bytes
+from pipetune.trial import device as devices
+from pipetune.trial.guards import classify_error, die_with_parent
+from pipetune.trial.facts import facts_of, first_batch
+from pipetune.trial.loader import build_loader
+from pipetune.trial.loop import DataEndedError, LoopResult, Stream, compute_only_rate, measure
+from pipetune.trial.protocol import (
+    Event,
+    FailedEvent,
+    MeasuredEvent,
+    PhaseEvent,
+    ReadyEvent,
+    RefusedEvent,
+    SetUpRequest,
+    TrialRequest,
+    decode_request,
+    encode,
+)
+from pipetune.trial.session import Session, Training, check_module
+from pipetune.trial.target import build_workload
+
+COMPUTE_ONLY_S = 1.0
+"""How long the step is timed on one batch that lies on the device."""
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+class InvalidDataError(RuntimeError):
+    """The loader gave what cannot be trained on."""
+
+
+class Channel:
+    """The way back to the parent, and the present phase with the time spent in each."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.phase = Phase.START
+        self.phase_seconds: dict[str, float] = {}
+        self._entered_s = time.monotonic()
+
+    def send(self, event: Event) -> None:
+        """Write one event; small lines arrive whole."""
+        data = encode(event)
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def enter(self, phase: Phase) -> None:
+        """Note the phase and tell the parent, as a sign of life too."""
+        now = time.monotonic()
+        spent = self.phase_seconds.get(self.phase, 0.0)
+        self.phase_seconds[self.phase] = spent + now - self._entered_s
+        self.phase, self._entered_s = phase, now
+        self.send(PhaseEvent(phase=phase))
+
+    def begin_trial(self) -> None:
+        """Start a new account."""
+        self.phase_seconds.clear()
+        self._entered_s = time.monotonic()
+
+
+class Host:
+    """Answers requests one after another until standard input ends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._session: Session | None = None
+
+    def serve(self) -> None:
+        """Read requests, one a line."""
+        for line in sys.stdin.buffer:
+            request = decode_request(line)
+            if isinstance(request, SetUpRequest):
+                self._channel.send(self._set_up(request))
+            else:
+                self._channel.send(self._trial(request))
+
+    def _set_up(self, request: SetUpRequest) -> Event:
+        try:
+            self._channel.enter(Phase.BUILD)
+            device = devices.resolve_device(request.device)
+            workload = build_workload(request.spec)
+            check_module(workload.model)
+            first = None
+            if request.serial:
+                self._channel.enter(Phase.FIRST_SAMPLE)
+                first = first_batch(workload)
+            self._session = Session(workload, device, request.seed)
+            self._session.rest()
+            facts = facts_of(workload, device, first)
+        except PipetuneError as error:
+            return RefusedEvent(message=str(error), traceback_text="")
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is told, SystemExit too
+            place = "building the workload" if self._channel.phase is Phase.BUILD else "reading its first sample"
+            return RefusedEvent(
+                message=f"workload.target: {request.spec.target} failed while {place}: {type(error).__name__}: {error}",
+                traceback_text=_user_traceback(error),
+            )
+        return ReadyEvent(facts=facts)
+
+    def _trial(self, request: TrialRequest) -> Event:
+        assert self._session is not None
+        began = time.monotonic()
+        self._channel.begin_trial()
+        try:
+            measurement = self._measure(self._session, request, began)
+        except BaseException as error:  # noqa: BLE001 - a trial that fails is an outcome, whatever it raised
+            return FailedEvent(failure=self._failure(request.config, error, began))
+        return MeasuredEvent(measurement=measurement)
+
+    def _measure(self, session: Session, request: TrialRequest, began: float) -> Measurement:
+        config, enter = request.config, self._channel.enter
+        enter(Phase.PREPARE)
+        training = session.begin(config)
+        loader, endless = build_loader(session.workload, config)
+        stream = Stream(loader, training)
+        result = measure(stream, endless, config, request.limits, enter)
+        _check(stream, training, config)
+        host_memory = tree_memory_bytes(os.getpid())
+        enter(Phase.CLOSE)
+        # Not on the way out of a failure: the parent then ends this process with all its workers.
+        stream.close()
+        compute_only = None
+        if request.compute_only:
+            enter(Phase.COMPUTE_ONLY)
+            compute_only = compute_only_rate(training, stream.last_batch, stream.last_samples, COMPUTE_ONLY_S)
+        peak = devices.peak_memory_bytes(session.device)
+        stream.last_batch = None
+        session.rest()
+        enter(Phase.CLOSE)
+        return Measurement(
+            config=config,
+            windows=result.windows,
+            epoch_start=result.epoch_start,
+            settled=result.settled,
+            gpu=None,
+            gpu_reason="not read yet",
+            peak_gpu_memory_bytes=peak,
+            host_memory_bytes=host_memory,
+            compute_only_samples_per_sec=compute_only,
+            seconds=time.monotonic() - began,
+            phase_seconds=dict(self._channel.phase_seconds),
+        )
+
+    def _failure(self, config: TrialConfig, error: BaseException, began: float) -> TrialFailure:
+        kind = classify_error(type(error).__name__, str(error))
+        if isinstance(error, NonFiniteLossError):
+            kind = FailureKind.NON_FINITE
+        elif isinstance(error, InvalidDataError | DataEndedError):
+            kind = FailureKind.INVALID_DATA
+        return TrialFailure(
+            config=config,
+            kind=kind,
+            phase=self._channel.phase,
+            message=f"{type(error).__name__}: {error}",
+            traceback_text=_user_traceback(error),
+            seconds=time.monotonic() - began,
+        )
+
+
+def main() -> None:
+    """Entry of the process."""
+    die_with_parent()
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    Host(Channel(descriptor)).serve()
+
+
+def _check(stream: Stream, training: Training, config: TrialConfig) -> None:
+    if not training.step.losses_are_finite():
+        raise NonFiniteLossError(
+            f"the loss became NaN or infinite within {training.step.optimizer_steps} optimizer steps in "
+            f"{config.amp}; a faster configuration that does not train is not a result"
+        )
+    if training.step.optimizer_steps == 0:
+        raise InvalidDataError(
+            f"{stream.batches} batches went by without an optimizer step: train_step must call "
+            "step.backward(loss) and step.update() for each micro-batch"
+        )
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback as text, without the frames of this package that come first."""
+    told = traceback.TracebackException.from_exception(error)
+    own = str(Path(__file__).parent.parent)
+    frames = list(told.stack)
+    while frames and frames[0].filename.startswith(own):
+        frames.pop(0)
+    if frames:
+        told.stack = traceback.StackSummary.from_list(frames)
+    return "".join(told.format())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The user's loader with a trial's settings, and with an end that comes when it is asked for."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from threading import Event
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from pipetune.core.space import TrialConfig
+from pipetune.errors import InputError
+from pipetune.training.loader import loader_kwargs
+from pipetune.training.workload import Workload
+from pipetune.trial.guards import WorkerInit
+
+_KEPT = ("collate_fn", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+
+
+class EndlessSampler:
+    """Iterates the user's (batch) sampler over and over until it is stopped: then the epoch really ends.
+
+    A loader that runs out is what training meets at the end of an epoch. Abandoning an iterator instead would
+    also pay for its queued batches.
+    """
+
+    def __init__(self, inner: Iterable[Any]) -> None:
+        self.inner = inner
+        self._stopped = Event()
+
+    def stop(self) -> None:
+        """Dispatch nothing more."""
+        self._stopped.set()
+
+    def restart(self) -> None:
+        """Start a new epoch with the next iterator."""
+        self._stopped.clear()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield from one pass after another; an empty pass ends it."""
+        while not self._stopped.is_set():
+            is_empty = True
+            for item in self.inner:
+                if self._stopped.is_set():
+                    return
+                is_empty = False
+                yield item
+            if is_empty:
+                return
+
+
+class EndlessStream(IterableDataset[Any]):
+    """The same for an iterable dataset, inside its workers; in every other way it looks like the user's."""
+
+    _OWN = frozenset({"inner", "batch_size", "_stopped"})
+
+    def __init__(self, inner: Any, batch_size: int | None) -> None:
+        self.inner = inner
+        self.batch_size = batch_size or 1
+        self._stopped = torch.zeros(1, dtype=torch.uint8).share_memory_()
+
+    def stop(self) -> None:
+        """Let each worker end after its present batch."""
+        self._stopped.fill_(1)
+
+    def restart(self) -> None:
+        """Start a new epoch with the next iterator."""
+        self._stopped.zero_()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield from one pass after another, looking for the stop between batches only."""
+        yielded = 0
+        while True:
+            is_empty = True
+            for item in self.inner:
+                if yielded % self.batch_size == 0 and self._stopped.item():
+                    return
+                is_empty = False
+                yielded += 1
+                yield item
+            if is_empty:
+                return
+
+    def __getattr__(self, name: str) -> Any:
+        """Worker init functions read and set attributes of the user's dataset."""
+        if name in EndlessStream._OWN or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Pass on what a worker init function sets."""
+        if name in EndlessStream._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.inner, name, value)
+
+
+Endless = EndlessSampler | EndlessStream
+
+
+def build_loader(workload: Workload, config: TrialConfig) -> tuple[DataLoader[Any], Endless]:
+    """The workload's loader with the trial's settings, made endless; and the handle that ends its epoch.
+
+    Raises InputError where the user's loader cannot take the settings, with what to do.
+    """
+    loader = _plain_loader(workload, config)
+    loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+    endless: Endless
+    if isinstance(loader.dataset, IterableDataset):
+        endless = EndlessStream(loader.dataset, loader.batch_size)
+        _replace(loader, "dataset", endless)
+    elif loader.batch_sampler is not None:
+        endless = EndlessSampler(loader.batch_sampler)
+        _replace(loader, "batch_sampler", endless)
+    else:
+        endless = EndlessSampler(loader.sampler)
+        _replace(loader, "sampler", endless)
+    return loader, endless
+
+
+def _plain_loader(workload: Workload, config: TrialConfig) -> DataLoader[Any]:
+    if workload.make_loader is not None:
+        return _made_loader(workload, config)
+    if workload.loader is not None:
+        return rebuild(workload.loader, config)
+    kwargs = loader_kwargs(config)
+    kwargs.update({name: getattr(workload, name) for name in _KEPT})
+    if workload.batch_sampler is not None:
+        for name in ("batch_size", "drop_last"):
+            kwargs.pop(name)
+        kwargs["batch_sampler"] = workload.batch_sampler
+    elif not isinstance(workload.dataset, IterableDataset):
+        kwargs["sampler"] = workload.sampler
+        kwargs["shuffle"] = workload.shuffle if workload.sampler is None else None
+    return DataLoader(workload.dataset, **_without_worker_options(kwargs))
+
+
+def rebuild(loader: DataLoader[Any], config: TrialConfig) -> DataLoader[Any]:
+    """A loader of the same class with every setting kept but those that the trial sets."""
+    kwargs = loader_kwargs(config)
+    kwargs.update({name: getattr(loader, name) for name in _KEPT})
+    kwargs["in_order"] = getattr(loader, "in_order", True)
+    if isinstance(loader.worker_init_fn, WorkerInit):
+        kwargs["worker_init_fn"] = loader.worker_init_fn.user_function
+    if loader.batch_size is None and loader.batch_sampler is None:
+        kwargs["batch_size"] = None
+        kwargs.pop("drop_last")
+        kwargs["sampler"] = loader.sampler
+    elif loader.batch_size is None:
+        for name in ("batch_size", "drop_last"):
+            kwargs.pop(name)
+        kwargs["batch_sampler"] = loader.batch_sampler
+    else:
+        kwargs["sampler"] = loader.sampler
+    if isinstance(loader.dataset, IterableDataset):
+        kwargs.pop("sampler", None)
+    kwargs = _without_worker_options(kwargs)
+    _refuse_other_constructor(type(loader), kwargs)
+    return type(loader)(loader.dataset, **kwargs)
+
+
+def _made_loader(workload: Workload, config: TrialConfig) -> DataLoader[Any]:
+    assert workload.make_loader is not None
+    loader = workload.make_loader(config)
+    if not isinstance(loader, DataLoader):
+        raise InputError(f"make_loader returned a {type(loader).__name__}; it must return a DataLoader")
+    for name, wanted in loader_kwargs(config).items():
+        given = getattr(loader, name)
+        if given != wanted and not (name == "batch_size" and given is None):
+            raise InputError(
+                f"make_loader(config) returned a loader with {name}={given}; the trial asked for {wanted}: "
+                f"pass config.{name} to the DataLoader"
+            )
+    return loader
+
+
+def _without_worker_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if kwargs["num_workers"] == 0:
+        kwargs["multiprocessing_context"] = None
+        kwargs["timeout"] = 0
+    return kwargs
+
+
+def _refuse_other_constructor(loader_class: type, kwargs: dict[str, Any]) -> None:
+    parameters = inspect.signature(loader_class).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    missing = sorted(set(kwargs) - set(parameters))
+    if missing:
+        raise InputError(
+            f"{loader_class.__name__} cannot be rebuilt: its constructor does not take {', '.join(missing)}; "
+            "give the Workload a make_loader(config) instead of the loader"
+        )
+
+
+def _replace(loader: DataLoader[Any], name: str, value: Any) -> None:
+    # DataLoader guards these against change after construction; nothing has been iterated yet.
+    object.__setattr__(loader, name, value)

@@ -1,0 +1,236 @@
+"""The measuring loop: warm up, drain, time windows, meet a real epoch end, start the next epoch."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from pipetune.core.measurement import Phase
+from pipetune.core.space import TrialConfig
+from pipetune.core.throughput import EpochStart, Window, is_settled, steady_rate
+from pipetune.trial.device import synchronize
+from pipetune.trial.loader import Endless
+from pipetune.trial.protocol import MeasureLimits
+from pipetune.trial.session import Training
+
+MIN_OPTIMIZER_STEPS = 2
+"""Optimizer steps before timing: the first allocates the optimizer's state and picks kernels."""
+MIN_WINDOWS = 2
+"""Windows of even the slowest trial: one alone has no interval."""
+BACK_ON_LINE = 0.95
+"""An epoch start is over when a stretch runs at this share of the steady rate."""
+EPOCH_START_LIMIT_S = 10.0
+"""A stream that has not come back to its steady rate by then is taken as it is."""
+
+
+class DataEndedError(RuntimeError):
+    """The stream ended where it should have gone on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """What the loop saw."""
+
+    windows: tuple[Window, ...]
+    epoch_start: EpochStart
+    settled: bool
+
+
+class Stream:
+    """Takes batches from the loader and trains on them, keeping account of samples and waiting time."""
+
+    def __init__(self, loader: DataLoader[Any], training: Training) -> None:
+        self.loader = loader
+        self.training = training
+        self.samples = 0
+        self.batches = 0
+        self.wait_s = 0.0
+        self.last_batch: Any = None
+        self.last_samples = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def start_epoch(self) -> None:
+        """Make the next iterator; the old one is dropped first, as a for loop does."""
+        asked = time.monotonic()
+        self._iterator = None
+        self._iterator = iter(self.loader)
+        self.wait_s += time.monotonic() - asked
+
+    def train_on_next(self) -> bool:
+        """One micro-batch; False at the end of the epoch."""
+        assert self._iterator is not None
+        asked = time.monotonic()
+        batch = next(self._iterator, self)
+        self.wait_s += time.monotonic() - asked
+        if batch is self:
+            return False
+        training = self.training
+        samples, weight = training.count(batch), training.weight(batch)
+        batch = training.on_device(batch)
+        training.learn(batch, weight)
+        self.last_batch, self.last_samples = batch, samples
+        self.samples += samples
+        self.batches += 1
+        return True
+
+    def train_batches(self, count: int) -> None:
+        """`count` micro-batches; raises DataEndedError where the data ends first."""
+        for _ in range(count):
+            if not self.train_on_next():
+                raise DataEndedError(
+                    f"the loader ended after {self.batches} batches of this trial; a dataset or sampler that "
+                    "can be iterated only once cannot be measured"
+                )
+
+    def drain(self) -> None:
+        """Train on what is left of the epoch."""
+        while self.train_on_next():
+            pass
+
+    def ready_batches(self) -> int | None:
+        """Batches that lie ready; None where the iterator does not tell."""
+        waiting = getattr(self._iterator, "_task_info", None)
+        if waiting is None:
+            return None
+        # A task holds its worker, and its batch too once that has arrived out of order.
+        arrived = sum(1 for task in list(waiting.values()) if len(task) == 2)
+        queues = [getattr(self._iterator, name, None) for name in ("_data_queue", "_worker_result_queue")]
+        try:
+            sizes = {id(queue): int(queue.qsize()) for queue in queues if queue is not None}
+            return arrived + sum(sizes.values())
+        except NotImplementedError:  # macOS counts no queues
+            return None
+
+    def close(self) -> None:
+        """Stop the workers, kept ones included, and wait for them."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is None:
+            iterator = getattr(self.loader, "_iterator", None)
+        if hasattr(self.loader, "_iterator"):
+            self.loader._iterator = None  # noqa: SLF001 - torch offers no way to close a loader
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+
+def measure(
+    stream: Stream,
+    endless: Endless,
+    config: TrialConfig,
+    limits: MeasureLimits,
+    enter: Callable[[Phase], None],
+) -> LoopResult:
+    """Run one trial's stream from its first epoch start to its second; the caller closes it."""
+    enter(Phase.WORKER_START)
+    stream.start_epoch()
+    stream.train_batches(1)
+    first_batch_s = stream.wait_s
+    enter(Phase.WARM_UP)
+    _warm_up(stream, config, limits, enter)
+    enter(Phase.MEASURE)
+    windows, settled = _windows(stream, config, limits, enter)
+    enter(Phase.EPOCH_END)
+    turn_s = _epoch_turn(stream, endless, config, steady_rate(windows).value)
+    start = (
+        EpochStart(fresh_s=first_batch_s, refill_s=turn_s)
+        if config.persistent_workers
+        else EpochStart(fresh_s=turn_s, refill_s=None)
+    )
+    return LoopResult(windows=tuple(windows), epoch_start=start, settled=settled)
+
+
+def compute_only_rate(training: Training, batch: Any, samples: int, seconds: float) -> float:
+    """Samples/s of whole optimizer steps, for about so many seconds, on one batch that lies on the device."""
+    weight = 1.0 if training.workload.loss_weight is not None else None
+    group = training.step.accumulation_steps
+
+    def timed(steps: int) -> float:
+        began = time.monotonic()
+        for _ in range(steps * group):
+            training.learn(batch, weight)
+        synchronize(training.device)
+        return time.monotonic() - began
+
+    timed(1)  # whatever the loader's last batch left unfinished
+    steps = max(1, round(seconds / timed(1)))
+    return steps * group * samples / timed(steps)
+
+
+def _group_batches(config: TrialConfig, at_least: int) -> int:
+    """The least whole number of optimizer steps, in batches, that is at least so many."""
+    steps = -(-at_least // config.accumulation_steps)
+    return max(1, steps) * config.accumulation_steps
+
+
+def _warm_up(stream: Stream, config: TrialConfig, limits: MeasureLimits, enter: Callable[[Phase], None]) -> None:
+    """Two optimizer steps, then everything that was fetched meanwhile, then until nothing piled up is left."""
+    began = time.monotonic()
+    stream.train_batches(config.accumulation_steps * MIN_OPTIMIZER_STEPS - 1)
+    synchronize(stream.training.device)
+    enter(Phase.WARM_UP)
+    queued = config.num_workers * (config.prefetch_factor or 0)
+    chunk = _group_batches(config, max(1, config.num_workers))
+    drained, before = 0, stream.ready_batches()
+    while True:
+        stream.train_batches(chunk)
+        synchronize(stream.training.device)
+        enter(Phase.WARM_UP)
+        drained += chunk
+        after = stream.ready_batches()
+        is_falling = before is not None and after is not None and after < before - 1
+        before = after
+        is_long_enough = drained >= queued and time.monotonic() - began >= limits.warm_up_s
+        if is_long_enough and (not is_falling or drained >= 4 * queued):
+            return
+
+
+def _windows(
+    stream: Stream, config: TrialConfig, limits: MeasureLimits, enter: Callable[[Phase], None]
+) -> tuple[list[Window], bool]:
+    """Timed windows until the rate is settled, or until the limit."""
+    windows: list[Window] = []
+    measured_s = 0.0
+    while measured_s < limits.max_s or len(windows) < MIN_WINDOWS:
+        windows.append(_window(stream, config, limits.window_s))
+        measured_s += windows[-1].seconds
+        enter(Phase.MEASURE)
+        if measured_s >= limits.min_s and is_settled(windows):
+            return windows, True
+    return windows, False
+
+
+def _window(stream: Stream, config: TrialConfig, seconds: float) -> Window:
+    """Whole optimizer steps, at least as many batches as workers, at least so many seconds."""
+    samples, wait_s = stream.samples, stream.wait_s
+    began = time.monotonic()
+    stream.train_batches(_group_batches(config, config.num_workers))
+    while time.monotonic() - began < seconds:
+        stream.train_batches(config.accumulation_steps)
+    synchronize(stream.training.device)
+    return Window(
+        samples=stream.samples - samples,
+        seconds=time.monotonic() - began,
+        data_wait_s=stream.wait_s - wait_s,
+        began_s=began,
+    )
+
+
+def _epoch_turn(stream: Stream, endless: Endless, config: TrialConfig, rate: float) -> float:
+    """Seconds lost from the last batch dispatched until the stream is back on its steady line."""
+    began, samples = time.monotonic(), stream.samples
+    endless.stop()
+    stream.drain()
+    endless.restart()
+    stream.start_epoch()
+    chunk = _group_batches(config, max(1, config.num_workers))
+    restarted = time.monotonic()
+    while True:
+        chunk_began, chunk_samples = time.monotonic(), stream.samples
+        stream.train_batches(chunk)
+        synchronize(stream.training.device)
+        now = time.monotonic()
+        is_back = stream.samples - chunk_samples >= BACK_ON_LINE * rate * (now - chunk_began)
+        if is_back or now - restarted > EPOCH_START_LIMIT_S:
+            return max(0.0, now - began - (stream.samples - samples) / rate)

@@ -1,0 +1,125 @@
+"""The user's model and optimizer on the device, brought back to their first state before every trial."""
+
+import copy
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipetune.core.space import TrialConfig
+from pipetune.training.batch import count_samples, to_device
+from pipetune.training.step import Step
+from pipetune.training.workload import Workload
+from pipetune.trial.device import release_memory
+
+
+class Session:
+    """Holds one built workload for the life of a host; `begin` gives each trial the same start."""
+
+    def __init__(self, workload: Workload, device: torch.device, seed: int) -> None:
+        self.workload = workload
+        self.device = device
+        self.model = workload.model
+        self.optimizer = _optimizer_of(workload)
+        self._seed = seed
+        self._was_training = self.model.training
+        self._model_state = _on_cpu(self.model.state_dict())
+        self._optimizer_state = _on_cpu(self.optimizer.state_dict())
+
+    def begin(self, config: TrialConfig) -> "Training":
+        """Restore weights, optimizer and random state, move to the device, release what others left."""
+        self.rest()
+        _seed_everything(self._seed)
+        self.model.load_state_dict(self._model_state)
+        self.model.to(self.device)
+        self.model.train(self._was_training)
+        self.optimizer.zero_grad(set_to_none=True)
+        # The optimizer's own restore keeps references; a copy stays what it was.
+        self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_state))
+        return Training(self, config)
+
+    def rest(self) -> None:
+        """Leave the device to others: the model goes back to the host, caches are emptied."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        self.model.to("cpu")
+        release_memory(self.device)
+
+
+class Training:
+    """One trial's training: feed it micro-batches, it does what the user's own loop would do."""
+
+    def __init__(self, session: Session, config: TrialConfig) -> None:
+        self.workload = session.workload
+        self.device = session.device
+        self.model = session.model
+        self.optimizer = session.optimizer
+        self.non_blocking = config.pin_memory
+        self.step = Step(
+            session.optimizer,
+            device=session.device,
+            amp=config.amp,
+            accumulation_steps=config.accumulation_steps,
+        )
+
+    def on_device(self, batch: Any) -> Any:
+        """Copy a batch to the device as the import helper does."""
+        return to_device(batch, self.device, non_blocking=self.non_blocking)
+
+    def count(self, batch: Any) -> int:
+        """Samples in a batch, as the loader gave it."""
+        counter = self.workload.count_samples
+        return counter(batch) if counter is not None else count_samples(batch)
+
+    def weight(self, batch: Any) -> float | None:
+        """Weight of a micro-batch, as the loader gave it; None where all weigh the same."""
+        weigher = self.workload.loss_weight
+        return float(weigher(batch)) if weigher is not None else None
+
+    def learn(self, batch: Any, weight: float | None) -> None:
+        """Forward, backward and, where the accumulation is complete, the optimizer step."""
+        if self.workload.train_step is not None:
+            self.workload.train_step(self.model, batch, self.optimizer, self.step)
+            return
+        assert self.workload.loss is not None
+        with self.step.autocast():
+            loss = self.workload.loss(self.model, batch)
+        self.step.backward(loss, weight)
+        self.step.update()
+
+
+def _optimizer_of(workload: Workload) -> torch.optim.Optimizer:
+    if isinstance(workload.optimizer, torch.optim.Optimizer):
+        return workload.optimizer
+    return workload.optimizer(workload.model)
+
+
+def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy with every tensor on the host."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("cpu", copy=True)
+        if isinstance(value, Mapping):
+            return {key: copied(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(copied(item) for item in value)
+        return copy.deepcopy(value)
+
+    return {key: copied(value) for key, value in state.items()}
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - users' augmentations draw from the global generator
+    torch.manual_seed(seed)
+
+
+def check_module(model: object) -> nn.Module:
+    """Raise TypeError unless it is an nn.Module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Workload.model is a {type(model).__name__}; it must be an nn.Module")
+    return model

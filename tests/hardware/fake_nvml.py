@@ -1,0 +1,126 @@
+"""Stands in for pynvml: devices by UUID and PCI id, a sample buffer as the driver's, failures on demand."""
+
+# ruff: noqa: N801, N802, N818  the names are pynvml's
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+CLOCK_OFFSET_S = time.time() - time.monotonic()
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NVMLError_NotSupported(NVMLError):
+    def __str__(self):
+        return "Not Supported"
+
+
+class NVMLError_NotFound(NVMLError):
+    def __str__(self):
+        return "Not Found"
+
+
+class NVMLError_LibraryNotFound(NVMLError):
+    def __str__(self):
+        return "NVML Shared Library Not Found"
+
+
+class NVMLError_GpuIsLost(NVMLError):
+    """Keeps no text of its own, as some versions of pynvml."""
+
+
+@dataclass(eq=False)
+class FakeDevice:
+    uuid: str
+    bus: str = "00000000:01:00.0"
+    mig: int | None = None
+    memory_bytes: int | None = 80 * 2**30
+    samples: list[tuple[int, int]] = field(default_factory=list)
+    broken: bool = False
+
+
+class FakeNVML:
+    """`fail_after` successful reads of samples, each one raises `error`."""
+
+    NVML_GPU_UTILIZATION_SAMPLES = 1
+    NVML_DEVICE_MIG_ENABLE = 1
+    BUFFER = 70
+    NVMLError = NVMLError
+    NVMLError_NotFound = NVMLError_NotFound
+
+    def __init__(self, *devices, init_error=None, error=None, fail_after=10**9, binary=False):
+        self.devices = devices
+        self.init_error, self.error, self.left = init_error, error, fail_after
+        self.binary = binary
+        self.users = 0
+
+    def nvmlInit(self):
+        if self.init_error:
+            raise self.init_error
+        self.users += 1
+
+    def nvmlShutdown(self):
+        self.users -= 1
+
+    def nvmlSystemGetDriverVersion(self):
+        return self._text("580.1")
+
+    def nvmlDeviceGetCount(self):
+        return len(self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.devices[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return self._only(device for device in self.devices if device.uuid == uuid)
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus):
+        return self._only(device for device in self.devices if device.bus == bus)
+
+    def nvmlDeviceGetName(self, device):
+        if device.broken:
+            raise NVMLError_GpuIsLost
+        return self._text(f"Fake {device.uuid}")
+
+    def nvmlDeviceGetUUID(self, device):
+        return self._text(device.uuid)
+
+    def nvmlDeviceGetMemoryInfo(self, device):
+        if device.memory_bytes is None:
+            raise NVMLError_NotSupported
+        return SimpleNamespace(total=device.memory_bytes)
+
+    def nvmlDeviceGetMigMode(self, device):
+        if device.mig is None:
+            raise NVMLError_NotSupported
+        return [device.mig, device.mig]
+
+    def nvmlDeviceGetSamples(self, device, kind, last_us):
+        assert kind == self.NVML_GPU_UTILIZATION_SAMPLES
+        self.left -= 1
+        if self.error and self.left < 0:
+            raise self.error
+        new = [sample for sample in device.samples[-self.BUFFER :] if sample[0] > last_us]
+        if not new:
+            raise NVMLError_NotFound
+        return 1, [
+            SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=value)) for at, value in new
+        ]
+
+    def _text(self, text):
+        return text.encode() if self.binary else text
+
+    @staticmethod
+    def _only(found):
+        for device in found:
+            return device
+        raise NVMLError_NotFound
+
+
+def run(device, *, begin, seconds, values, period=0.2):
+    """Let `device` be sampled from `begin` (monotonic) on, the values in turn; each ends its period."""
+    for step in range(1, round(seconds / period) + 1):
+        at = begin + step * period + CLOCK_OFFSET_S
+        device.samples.append((round(at * 1e6), values[(step - 1) % len(values)]))
