@@ -41,7 +41,7 @@ class LiveProgress:
     def __enter__(self) -> Self:
         """Show a status line where the console is a terminal."""
         if self._console.is_terminal:
-            self._status = self._console.status("starting")
+            self._status = self._console.status("starting", refresh_per_second=4)
             self._status.start()
         return self
 

@@ -109,12 +109,10 @@ class StudyRun:
 
     def _is_open(self, config: TrialConfig) -> bool:
         """Whether a configuration was not tried yet and is not beyond a memory limit that was met."""
-        for record in self._records():
-            if record.config == config:
-                return False
-            if record.failure is not None and _is_beyond(config, record.failure):
-                return False
-        return True
+        records = self._records()
+        if any(record.config == config for record in records):
+            return False
+        return not any(record.failure is not None and _is_beyond(config, record.failure) for record in records)
 
     def _kept_certification(self) -> Certification | None:
         """The result of an earlier run, unless this one may spend more."""

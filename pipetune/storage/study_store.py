@@ -45,6 +45,8 @@ class StudyStore:
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
+        # A finished trial does not change any more, and reading its windows back takes milliseconds.
+        self._finished: dict[int, TrialRecord | None] = {}
 
     @classmethod
     def open(cls, url: str | None, journal: Path, *, study: str, key: StudyKey, directions: int) -> "StudyStore":
@@ -76,9 +78,11 @@ class StudyStore:
 
     def records(self) -> tuple[TrialRecord, ...]:
         """Every finished trial, in order."""
-        trials = self.study.get_trials(deepcopy=False)
-        records = (_record(trial) for trial in trials if trial.state.is_finished())
-        return tuple(record for record in records if record is not None)
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state.is_finished() and trial.number not in self._finished:
+                self._finished[trial.number] = _record(trial)
+        kept = (self._finished[number] for number in sorted(self._finished))
+        return tuple(record for record in kept if record is not None)
 
     def fail_stale_trials(self) -> None:
         """Tell trials that a killed run left running as failed; the caller holds the study's lock."""
