@@ -101,8 +101,8 @@ def training_changes(baseline: TrialConfig, chosen: TrialConfig, traits: Workloa
         if not traits.weighs_micro_batches and max(chosen.accumulation_steps, baseline.accumulation_steps) > 1:
             changes.append(
                 f"the loss is averaged over {chosen.accumulation_steps} micro-batches a step instead of "
-                f"{baseline.accumulation_steps}: the same for a mean over samples, not for one over tokens "
-                "(give the workload a loss_weight)"
+                f"{baseline.accumulation_steps}, which changes it where it is no mean over samples but over "
+                "tokens, say (give the workload a loss_weight then)"
             )
     if chosen.persistent_workers and not baseline.persistent_workers and traits.dataset_has_set_epoch:
         changes.append(

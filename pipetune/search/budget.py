@@ -6,7 +6,7 @@ from statistics import median
 
 from pipetune.core.record import TrialRecord
 from pipetune.core.study import Budget
-from pipetune.search.certify import MAX_FINALISTS, ROUNDS
+from pipetune.search.certify import ROUNDS
 
 CERTIFICATION_SHARE = 0.5
 """At most this share of the time is kept back, however dear a fresh process is."""
@@ -30,19 +30,16 @@ class Spending:
         """None where the budget has no time."""
         return None if self.budget.seconds is None else max(0.0, self.budget.seconds - self.seconds())
 
-    def certification_s(self, records: Sequence[TrialRecord]) -> float:
-        """What certifying is expected to take: each arm in a fresh process, every round."""
-        arm_s = self.set_up_s + _typical_s(records)
-        return arm_s * (MAX_FINALISTS - 1) * (ROUNDS - 1)
-
-    def allows_trial(self, records: Sequence[TrialRecord]) -> bool:
-        """Whether one more trial fits, with the certification still to come."""
+    def allows_trial(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> bool:
+        """Whether one more trial fits, with the certification of those finalists still to come."""
         if self.budget.trials is not None and len(records) >= self.budget.trials:
             return False
         left = self.seconds_left()
         if left is None or self.budget.seconds is None:
             return True
-        reserve = min(self.certification_s(records), CERTIFICATION_SHARE * self.budget.seconds)
+        # Each finalist in a fresh process, in the rounds that are always made.
+        certification_s = (ROUNDS - 1) * sum(self.set_up_s + record.seconds for record in finalists)
+        reserve = min(certification_s, CERTIFICATION_SHARE * self.budget.seconds)
         return left > reserve + _typical_s(records)
 
     def allows_round(self, done: int, round_s: float) -> bool:

@@ -20,7 +20,7 @@ def default_baseline(space_batches: tuple[int, ...], effective_batch_size: int) 
 
 
 def seeds(space: SearchSpace, *, cpus_usable: int) -> tuple[TrialConfig, ...]:
-    """The usual rule (usable CPUs - 1 workers, everything on, reduced precision), and one step from it each way.
+    """The usual rule (usable CPUs - 1 workers, everything on, reduced precision), and a step from it each way.
 
     The rule is the first: on a GPU with a short budget it beats whoever has to search for it (measured: 100 % of
     the best known in the first trial, where others reached 11-88 %).
@@ -29,8 +29,9 @@ def seeds(space: SearchSpace, *, cpus_usable: int) -> tuple[TrialConfig, ...]:
     fast = _fastest_amp(space)
     wished = (
         (rule, fast),
+        # Which precision is fastest depends on the model: fp16 wins by 22 % on ResNet-50, fp32 on small images.
+        *((rule, amp) for amp in (Amp.FP16, Amp.FP32) if amp in space.amp),
         (0, fast),
-        (rule, Amp.FP32),
         (max(1, cpus_usable // 2), fast),
         (cpus_usable + max(1, cpus_usable // 4), fast),
     )

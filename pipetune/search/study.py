@@ -173,7 +173,7 @@ class StudyRun:
         for seed in (*first, *seeds(self._space, cpus_usable=self._hardware.cpus_usable)):
             if self._is_open(seed):
                 self._store.study.enqueue_trial(params_of(seed), skip_if_exists=True)
-        while self._spending.allows_trial(self._records()):
+        while self._spending.allows_trial(self._records(), self._leader_and_baseline()):
             try:
                 trial = self._store.study.ask()
             except SpaceExhaustedError:
@@ -187,6 +187,11 @@ class StudyRun:
             if self._fails_alike():
                 return
             self._widen()
+
+    def _leader_and_baseline(self) -> list[TrialRecord]:
+        records = self._records()
+        baseline = [record for record in records if record.config == self._baseline]
+        return [*self._best_first(records)[:1], *baseline]
 
     def _run_trial(self, trial: Any, config: TrialConfig, purpose: str) -> TrialOutcome:
         self._progress.trial_began(config, purpose, self._spending.seconds_left())

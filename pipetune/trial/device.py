@@ -14,7 +14,7 @@ def resolve_device(name: str) -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU. Raises InputError where it is not there."""
     has_cuda = torch.cuda.is_available()
     if name == "auto":
-        return torch.device("cuda", 0) if has_cuda else torch.device("cpu")
+        return _made_current(0) if has_cuda else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda":
         if not has_cuda:
@@ -22,8 +22,14 @@ def resolve_device(name: str) -> torch.device:
         index = device.index or 0
         if index >= torch.cuda.device_count():
             raise InputError(f"device: {name} was asked for; torch sees {torch.cuda.device_count()} device(s)")
-        return torch.device("cuda", index)
+        return _made_current(index)
     return device
+
+
+def _made_current(index: int) -> torch.device:
+    """The GPU of that index, also for code of the user's that names none."""
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def device_name(device: torch.device) -> str:
@@ -79,7 +85,7 @@ def synchronize(device: torch.device) -> None:
 def release_memory(device: torch.device) -> None:
     """Give back what the caching allocators hold, pinned host memory included, and reset the peaks."""
     gc.collect()
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_initialized():
         return
     torch.cuda.empty_cache()
     empty_pinned = getattr(torch._C, "_host_emptyCache", None)  # noqa: SLF001 - there is no public name yet

@@ -9,15 +9,16 @@ import sys
 import time
 import traceback
 from pathlib import Path
+
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
 from pipetune.core.space import TrialConfig
 from pipetune.errors import PipetuneError
 from pipetune.hardware.host import tree_memory_bytes
 from pipetune.trial import device as devices
-from pipetune.trial.guards import classify_error, die_with_parent
 from pipetune.trial.facts import facts_of, first_batch
+from pipetune.trial.guards import classify_error, die_with_parent
 from pipetune.trial.loader import build_loader
-from pipetune.trial.loop import DataEndedError, LoopResult, Stream, compute_only_rate, measure
+from pipetune.trial.loop import DataEndedError, Stream, compute_only_rate, measure
 from pipetune.trial.protocol import (
     Event,
     FailedEvent,

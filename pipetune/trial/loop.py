@@ -1,7 +1,7 @@
 """The measuring loop: warm up, drain, time windows, meet a real epoch end, start the next epoch."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from pipetune.core.measurement import Phase
 from pipetune.core.space import TrialConfig
-from pipetune.core.throughput import EpochStart, Window, is_settled, steady_rate
+from pipetune.core.throughput import EpochStart, Window, data_wait_percent, is_settled, steady_rate
 from pipetune.trial.device import synchronize
 from pipetune.trial.loader import Endless
 from pipetune.trial.protocol import MeasureLimits
@@ -21,6 +21,8 @@ MIN_WINDOWS = 2
 """Windows of even the slowest trial: one alone has no interval."""
 BACK_ON_LINE = 0.95
 """An epoch start is over when a stretch runs at this share of the steady rate."""
+BURSTY_WAIT_PERCENT = 5.0
+"""From this share of time waiting for data on, batches are taken to arrive in bursts."""
 EPOCH_START_LIMIT_S = 10.0
 """A stream that has not come back to its steady rate by then is taken as it is."""
 
@@ -132,7 +134,7 @@ def measure(
     enter(Phase.MEASURE)
     windows, settled = _windows(stream, config, limits, enter)
     enter(Phase.EPOCH_END)
-    turn_s = _epoch_turn(stream, endless, config, steady_rate(windows).value)
+    turn_s = _epoch_turn(stream, endless, config, windows)
     start = (
         EpochStart(fresh_s=first_batch_s, refill_s=turn_s)
         if config.persistent_workers
@@ -217,14 +219,17 @@ def _window(stream: Stream, config: TrialConfig, seconds: float) -> Window:
     )
 
 
-def _epoch_turn(stream: Stream, endless: Endless, config: TrialConfig, rate: float) -> float:
+def _epoch_turn(stream: Stream, endless: Endless, config: TrialConfig, windows: Sequence[Window]) -> float:
     """Seconds lost from the last batch dispatched until the stream is back on its steady line."""
+    rate = steady_rate(windows).value
+    # Batches arrive in bursts of num_workers where the loader limits; where it waits, fewer show the rate.
+    burst = config.num_workers if data_wait_percent(windows) >= BURSTY_WAIT_PERCENT else config.num_workers // 4
     began, samples = time.monotonic(), stream.samples
     endless.stop()
     stream.drain()
     endless.restart()
     stream.start_epoch()
-    chunk = _group_batches(config, max(1, config.num_workers))
+    chunk = _group_batches(config, burst)
     restarted = time.monotonic()
     while True:
         chunk_began, chunk_samples = time.monotonic(), stream.samples

@@ -1,0 +1,14 @@
+"""What all tests share: builders and the scripted runner are importable from every folder."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent / "search"))
+pytest.register_assert_rewrite("runner_contract", "lab")
+
+# The machine may be busy: a slow example is no finding. The same examples every time: a red run can be repeated.
+settings.register_profile("pipetune", deadline=None, derandomize=True)
+settings.load_profile("pipetune")
