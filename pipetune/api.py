@@ -1,5 +1,6 @@
 """pipetune from code: tune a workload, load a result."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pipetune.core.study import Budget, StudyConfig
-from pipetune.errors import InputError
+from pipetune.errors import InputError, InterruptedStudyError
 
 if TYPE_CHECKING:
     from pipetune.core.record import StudyResult, Validation
@@ -53,8 +54,14 @@ def tune(
     from pipetune.search.study import StudyRun
     from pipetune.storage.folder import StudyFolder
     from pipetune.storage.study_store import StudyStore
+    from pipetune.trial.process import HOST_MARK
     from pipetune.trial.runner import HostRunner
 
+    if os.environ.get(HOST_MARK):
+        raise InputError(
+            "tune() was called while a trial process imported your file; "
+            "put the call under `if __name__ == '__main__':`"
+        )
     checked = read_config(config, overrides)
     progress = progress or Silent()
     path = Path(study_dir) if study_dir is not None else Path("studies", checked.study)
@@ -68,6 +75,7 @@ def tune(
             seed=checked.seed,
             log_folder=folder.log_folder,
             isolation=checked.isolation,
+            cache=checked.cache,
             timeouts=_timeouts(checked.budget),
             on_phase=progress.phase,
         )
@@ -90,6 +98,11 @@ def tune(
                 signals=signals,
                 start_from=tuned_file.read(start_from).config if start_from is not None else None,
             ).run()
+        except InterruptedStudyError as error:
+            kept = (
+                f"the best so far is in {folder.best_file}" if folder.best_file.is_file() else "nothing is measured yet"
+            )
+            raise InterruptedStudyError(f"{error}; {kept}; the same command goes on", error.signal_number) from None
         finally:
             runner.close()
 

@@ -11,14 +11,19 @@ class InputError(PipetuneError):
     """What the user gave cannot be used; the message names it and the remedy."""
 
 
+MAX_PROBLEMS_TOLD = 50
+
+
 class ConfigError(InputError):
-    """A file has one or more problems, all listed together."""
+    """A file has one or more problems, all listed together; of a hopeless file the first MAX_PROBLEMS_TOLD."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.source = source
         self.problems = tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        super().__init__("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in self.problems)]))
+        told = [f"  {problem}" for problem in self.problems[:MAX_PROBLEMS_TOLD]]
+        more = len(self.problems) - len(told)
+        super().__init__("\n".join([f"{source}: {count}", *told, *([f"  ... and {more} more"] if more else [])]))
 
 
 class WorkloadError(InputError):

@@ -366,10 +366,7 @@ def _apply(overrides: Sequence[str], data: dict[Any, Any]) -> tuple[set[KeyPath]
     for override in overrides:
         key, equals, text = override.partition("=")
         path = tuple(key.strip().split("."))
-        if equals and all(path):
-            failures = _put(data, path, text)
-        else:
-            failures = [f"found {shown(override)}; expected key=value"]
+        failures = _put(data, path, text) if equals and all(path) else [f"found {shown(override)}; expected key=value"]
         problems += [_Problem(path=path, text=failure, from_override=True) for failure in failures]
         if not failures:
             paths.add(path)

@@ -36,6 +36,7 @@ class LiveProgress:
         self._status: Status | None = None
         self._plan: TrainingPlan | None = None
         self._headline = "starting"
+        self._best = ""
         self._phase = _PHASES[Phase.START]
 
     def __enter__(self) -> Self:
@@ -88,6 +89,8 @@ class LiveProgress:
         gpu = record.measurement.gpu
         usage = f"gpu {gpu.mean_percent:3.0f} %  " if gpu else ""
         is_best = best is not None and best.number == record.number
+        if best is not None and best.measurement is not None:
+            self._best = f"best {rate(best.measurement.effective(self._plan).value)}/s; "
         best_rate = best.measurement.effective(self._plan).value if best and best.measurement else 0.0
         self._print(
             f"{record.number:>3}  {record.config.label():<38} {rate(measured.value):>8}/s  {usage}"
@@ -104,4 +107,4 @@ class LiveProgress:
 
     def _show(self) -> None:
         if self._status is not None:
-            self._status.update(Text(f"{self._headline}: {self._phase}"))
+            self._status.update(Text(f"{self._best}{self._headline}: {self._phase}"))

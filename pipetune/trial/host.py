@@ -15,6 +15,7 @@ from pipetune.core.space import TrialConfig
 from pipetune.errors import PipetuneError
 from pipetune.hardware.host import tree_memory_bytes
 from pipetune.trial import device as devices
+from pipetune.trial.cache import evict
 from pipetune.trial.facts import facts_of, first_batch
 from pipetune.trial.guards import classify_error, die_with_parent
 from pipetune.trial.loader import build_loader
@@ -128,6 +129,8 @@ class Host:
         config, enter = request.config, self._channel.enter
         enter(Phase.PREPARE)
         training = session.begin(config)
+        if request.cold:
+            evict(session.workload.data_paths)
         loader, endless = build_loader(session.workload, config)
         stream = Stream(loader, training)
         result = measure(stream, endless, config, request.limits, enter)

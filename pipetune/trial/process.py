@@ -12,6 +12,8 @@ from typing import IO
 
 from pipetune.trial.protocol import Event, Request, decode_event, encode
 
+HOST_MARK = "PIPETUNE_TRIAL_HOST"
+"""Set in the environment of hosts, so that user code which starts a study can be told apart."""
 TAIL_BYTES = 4000
 CLOSE_S = 3.0
 """How long a host may take to end by itself before its group is killed."""
@@ -46,7 +48,7 @@ class HostProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=(child_fd,),
                 start_new_session=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=os.environ | {"PYTHONUNBUFFERED": "1", HOST_MARK: "1"},
             )
         finally:
             os.close(child_fd)

@@ -34,11 +34,12 @@ class SetUpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """Measure one configuration."""
+    """Measure one configuration; `cold` drops the page cache of the workload's data_paths first."""
 
     config: TrialConfig
     limits: MeasureLimits
     compute_only: bool
+    cold: bool
     kind: Literal["trial"] = "trial"
 
 

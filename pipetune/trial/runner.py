@@ -9,7 +9,7 @@ from typing import Protocol
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import FailureKind, GpuUsage, Measurement, Phase, TrialFailure, TrialOutcome
 from pipetune.core.space import TrialConfig
-from pipetune.core.study import Isolation, WorkloadSpec
+from pipetune.core.study import CachePolicy, Isolation, WorkloadSpec
 from pipetune.errors import WorkloadError
 from pipetune.hardware.nvml import GpuSampler
 from pipetune.trial.guards import classify_exit, describe_exit
@@ -71,6 +71,7 @@ class HostRunner:
         seed: int,
         log_folder: Path,
         isolation: Isolation = Isolation.WARM,
+        cache: CachePolicy = CachePolicy.WARM,
         timeouts: TrialTimeouts | None = None,
         on_phase: Callable[[Phase], None] | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class HostRunner:
         self._seed = seed
         self._log_folder = log_folder
         self._isolation = isolation
+        self._is_cold = cache is CachePolicy.COLD
         self._timeouts = timeouts or TrialTimeouts()
         self._on_phase = on_phase or (lambda _: None)
         self._hosts: dict[bool, HostProcess] = {}
@@ -100,7 +102,7 @@ class HostRunner:
     ) -> TrialOutcome:
         """Measure; a first out-of-memory on the GPU is confirmed once in a fresh host."""
         fresh = fresh or self._isolation is Isolation.PROCESS
-        request = TrialRequest(config=config, limits=limits, compute_only=compute_only)
+        request = TrialRequest(config=config, limits=limits, compute_only=compute_only, cold=self._is_cold)
         if not fresh:
             outcome = self._run_warm(request)
             is_memory = isinstance(outcome, TrialFailure) and outcome.kind is FailureKind.GPU_OUT_OF_MEMORY
