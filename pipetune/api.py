@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pipetune.integrations.torch import Tuned
     from pipetune.search.progress import Progress
 
+LOAD_CHECK_S = 0.5
+"""How long the machine is watched for the work of other programs."""
+
 
 def load(path: str | Path, *, check: bool = True) -> "Tuned":
     """Read a best.yaml for training code.
@@ -49,6 +52,7 @@ def tune(
     """
     from pipetune.config import tuned_file
     from pipetune.hardware.environment import profile, versions
+    from pipetune.hardware.host import busy_cpus
     from pipetune.search.progress import Silent
     from pipetune.search.signals import Signals
     from pipetune.search.study import StudyRun
@@ -96,6 +100,7 @@ def tune(
                 folder=path,
                 progress=progress,
                 signals=signals,
+                busy_cpus=lambda: busy_cpus(LOAD_CHECK_S),
                 start_from=tuned_file.read(start_from).config if start_from is not None else None,
             ).run()
         except InterruptedStudyError as error:

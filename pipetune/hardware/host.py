@@ -100,6 +100,11 @@ def cpu_amps(root: Path = _ROOT) -> tuple[Amp, ...]:
     return (Amp.FP32, *(amp for amp, native in reduced if flags & native))
 
 
+def busy_cpus(seconds: float) -> float:
+    """Return how many CPUs' worth of work the whole machine did while this call waited for `seconds`."""
+    return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
+
+
 def tree_memory_bytes(pid: int) -> int | None:
     """Return the memory of a process and its descendants; pages that several share are counted once.
 

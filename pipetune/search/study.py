@@ -29,6 +29,8 @@ from pipetune.trial.runner import TrialRunner
 
 LIKE_FAILURES_LIMIT = 5
 """The search ends when so many trials in a row failed in the same way."""
+OTHER_LOAD_CPUS = 0.3
+"""From this much work of other programs on, the study says that it does not measure alone."""
 WAITING_PERCENT = 10.0
 """A leader at the top of the worker range that still waits this much for data gets a wider range."""
 
@@ -36,7 +38,8 @@ WAITING_PERCENT = 10.0
 class StudyRun:
     """Runs one study; every part that touches the world is handed in.
 
-    `open_store` opens the storage under the study's key; `write` writes best.yaml.
+    `open_store` opens the storage under the study's key; `write` writes best.yaml; `busy_cpus` tells how much the
+    whole machine works at the moment.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class StudyRun:
         progress: Progress,
         signals: Signals,
         start_from: TrialConfig | None = None,
+        busy_cpus: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._config = config
         self._runner = runner
@@ -63,11 +67,13 @@ class StudyRun:
         self._progress = progress
         self._signals = signals
         self._start_from = start_from
+        self._busy_cpus = busy_cpus
         self._limits = measure_limits(config)
         self._notes: list[str] = []
 
     def run(self) -> StudyResult:
         """Raise InputError for what cannot be tuned, NothingWorksError where no configuration ran."""
+        self._tell_of_other_load()
         began = time.monotonic()
         with self._signals.interruptible():
             self._facts = self._runner.describe()
@@ -90,6 +96,15 @@ class StudyRun:
         if certification is None:
             return self._result(self._provisional(self._best_first(self._records())[0]))
         return self._result(self._certified(certification))
+
+    def _tell_of_other_load(self) -> None:
+        """Called while no trial runs: whatever is busy now is not ours."""
+        busy = self._busy_cpus()
+        if busy >= OTHER_LOAD_CPUS:
+            self._note(
+                f"other programs keep {busy:.1f} of {self._hardware.cpus_present} CPUs busy: what is best beside "
+                "them may not be best without them"
+            )
 
     # --- what there is -------------------------------------------------------------------------------------
 
@@ -278,6 +293,9 @@ class StudyRun:
         if not any(record.config == self._baseline for record in best):
             self._note(f"the baseline {self._baseline.label()} did not run; compared with trial {best[-1].number}")
             self._baseline = best[-1].config
+        with self._signals.interruptible():
+            self._runner.close_hosts()
+        self._tell_of_other_load()
         began = time.monotonic()
         arms: dict[TrialConfig, list[Measurement]] = {
             config: [] for config in finalists(best, self._baseline, self._plan)

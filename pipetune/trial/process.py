@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from pipetune.trial.protocol import Event, Request, decode_event, encode
+from pipetune.trial.protocol import Event, PhaseEvent, Request, decode_event, encode
 
 HOST_MARK = "PIPETUNE_TRIAL_HOST"
 """Set in the environment of hosts, so that user code which starts a study can be told apart."""
@@ -39,6 +39,7 @@ class HostProcess:
         self._reply_fd, child_fd = os.pipe()
         os.set_blocking(self._reply_fd, False)
         self._unread = b""
+        self._owes_answer = False
         self._log: IO[bytes] = log_file.open("wb")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
@@ -60,6 +61,7 @@ class HostProcess:
 
     def send(self, request: Request) -> None:
         """Raises HostDiedError where it is gone."""
+        self._owes_answer = True
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(encode(request))
@@ -94,7 +96,10 @@ class HostProcess:
             return ""
 
     def close(self) -> None:
-        """Let it end by itself, then end whatever is left of its group."""
+        """Let an idle host end by itself, then end whatever is left of its group; a busy one ends at once."""
+        if self._owes_answer:
+            self.kill()
+            return
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -121,6 +126,7 @@ class HostProcess:
             line, _, self._unread = self._unread.partition(b"\n")
             event = decode_event(line)
             if event is not None:
+                self._owes_answer = isinstance(event, PhaseEvent)
                 return event
         return None
 

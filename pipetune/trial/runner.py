@@ -52,8 +52,8 @@ class TrialRunner(Protocol):
         """Measure one configuration, in a process that nothing else used where `fresh`."""
         ...
 
-    def close(self) -> None:
-        """End every host."""
+    def close_hosts(self) -> None:
+        """End every host; the next trial starts a new one."""
         ...
 
 
