@@ -50,7 +50,8 @@ def tune(
     resume; `fresh` starts over; `start_from` is an older best.yaml, tried early. Trials run in processes of their
     own: a mapping's target names a function in a file or module, never one of a notebook.
     """
-    from pipetune.config import tuned_file
+    from pipetune.config.tuned_file import ResultWriter
+    from pipetune.config.tuned_file import read as read_result
     from pipetune.hardware.environment import profile, versions
     from pipetune.hardware.host import busy_cpus
     from pipetune.search.progress import Silent
@@ -67,12 +68,11 @@ def tune(
             "put the call under `if __name__ == '__main__':`"
         )
     checked = read_config(config, overrides)
+    older = read_result(start_from).config if start_from is not None else None
     progress = progress or Silent()
     path = Path(study_dir) if study_dir is not None else Path("studies", checked.study)
     signals = Signals()
     with StudyFolder(path) as folder, signals.caught():
-        if fresh:
-            folder.clear()
         runner = HostRunner(
             checked.workload,
             device=checked.device,
@@ -95,13 +95,14 @@ def tune(
                     study=checked.study,
                     key=key,
                     directions=checked.objective.directions,
+                    fresh=fresh,
                 ),
-                write=lambda tuned: tuned_file.write(folder.best_file, tuned),
+                write=ResultWriter(folder.best_file, replaces_older=fresh),
                 folder=path,
                 progress=progress,
                 signals=signals,
                 busy_cpus=lambda: busy_cpus(LOAD_CHECK_S),
-                start_from=tuned_file.read(start_from).config if start_from is not None else None,
+                start_from=older,
             ).run()
         except InterruptedStudyError as error:
             kept = (
@@ -135,8 +136,11 @@ def validate(config: str | Path | Mapping[str, Any] | StudyConfig, *, overrides:
     )
 
 
-def show(study: str | Path) -> "StudyResult":
-    """Read a study from its folder (or its name under `studies/`). Raises InputError where there is none."""
+def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":
+    """Read a study from its folder (or its name under `studies/`); `storage` is the URL of its trials, if any.
+
+    Raises InputError where there is none.
+    """
     from pipetune.config import tuned_file
     from pipetune.core.diagnosis import bottleneck
     from pipetune.core.record import StudyResult
@@ -145,11 +149,13 @@ def show(study: str | Path) -> "StudyResult":
 
     path = Path(study) if Path(study).is_dir() else Path("studies", study)
     folder = StudyFolder(path)
-    store = StudyStore.read(folder.journal_file)
-    summary = store.summary()
-    if summary is None or not folder.best_file.is_file():
-        raise InputError(f"{path} holds no result yet: no trial of it has run to its end")
+    if not folder.best_file.is_file():
+        raise InputError(f"{path} holds no result: there is no {folder.best_file.name}")
     tuned = tuned_file.read(folder.best_file)
+    store = StudyStore.read(storage, folder.journal_file, str(tuned.provenance.get("optuna_study")))
+    summary = store.summary()
+    if summary is None:
+        raise InputError(f"{path} holds no result yet: no trial of it has run to its end")
     return StudyResult(
         folder=path,
         tuned=tuned,
@@ -164,6 +170,8 @@ def read_config(config: str | Path | Mapping[str, Any] | StudyConfig, overrides:
     from pipetune.config import schema
 
     if isinstance(config, StudyConfig):
+        if overrides:
+            raise InputError("overrides: a StudyConfig is checked already; use dataclasses.replace on it")
         return config
     if isinstance(config, Mapping):
         return schema.from_mapping(_with_named_target(config), Path.cwd(), overrides)
@@ -187,9 +195,9 @@ def _name_of(function: Any) -> str:
             f"workload.target: {name or function!r} is not a function of a module's top level; the trial process "
             "cannot find it: move it to the top level of a file"
         )
-    if module != "__main__":
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if "." in module or (file is None and module != "__main__"):
         return f"{module}:{name}"
-    file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         raise InputError(
             f"workload.target: {name} was defined in a notebook or an interactive session and cannot reach the "

@@ -17,9 +17,11 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 MAIN = "from pipetune.cli.main import main; main()"
-# Windows of a tenth of a second: these tests look at what the command says and leaves behind, not at its rates.
+# Windows of a tenth of a second, and the least to certify: tests look at what the command says and leaves behind.
 QUICK = f"""
-import pipetune.search.study as study
+from pipetune.search import budget, certify, study
+budget.ROUNDS = 2
+certify.MAX_FINALISTS = 1
 from pipetune.trial.protocol import MeasureLimits
 study.measure_limits = lambda config: MeasureLimits(min_s=0.4, max_s=0.8, window_s=0.1, warm_up_s=0.1)
 {MAIN}
@@ -146,26 +148,27 @@ class Running:
         code = self.process.wait(timeout=30)
         return Ended(code=code, seconds=time.monotonic() - began, stderr=self.stderr(), left=self.left())
 
-    def left(self) -> list[str]:
-        """Whatever still runs of what the command started, a second after its end at most."""
-        deadline = time.monotonic() + 1
-        while (left := self._marked()) and time.monotonic() < deadline:
+    def left(self, within_s: float = 1.0) -> list[str]:
+        """What still runs, of what the command started, so many seconds after its end."""
+        deadline = time.monotonic() + within_s
+        while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 
-    def clean_up(self) -> None:
-        """End it if a test failed half way."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-    def _marked(self) -> list[str]:
+    def processes(self) -> list[str]:
+        """The command itself and everything it started."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(f"{process.pid} {process.cmdline()}")
         return found
+
+    def clean_up(self) -> None:
+        """End it if a test failed half way."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +196,7 @@ class FinishedStudy:
 
 
 def finish_study(folder: Path) -> FinishedStudy:
-    """Tune the tiny workload: 4 trials and the certification, about 25 s."""
+    """Tune the tiny workload: 4 trials and the certification, about 20 s."""
     config = folder / "tiny.yaml"
     config.write_text(TINY)
     run = pipetune("tune", config, "--study-dir", folder / "study", "--json", cwd=folder, quick=True)

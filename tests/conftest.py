@@ -12,3 +12,11 @@ pytest.register_assert_rewrite("runner_contract", "lab")
 # The machine may be busy: a slow example is no finding. The same examples every time: a red run can be repeated.
 settings.register_profile("pipetune", deadline=None, derandomize=True)
 settings.load_profile("pipetune")
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory):
+    """A small study that was tuned to its end, once for all tests; copy its folder to change it."""
+    from commands import finish_study
+
+    return finish_study(tmp_path_factory.mktemp("finished"))

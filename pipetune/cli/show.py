@@ -12,6 +12,9 @@ from pipetune.cli.exits import exit_codes
 
 def show(
     study: Annotated[Path, typer.Argument(help="A study's folder, or its name under studies/.", show_default=False)],
+    storage: Annotated[
+        str | None, typer.Option(help="The Optuna storage URL of its trials.", show_default=False)
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Show the result and the trials of a study."""
@@ -22,7 +25,7 @@ def show(
         from pipetune.report.console import result_view
         from pipetune.report.machine import result_object
 
-        result = api.show(study)
+        result = api.show(study, storage=storage)
         if json_:
             json.dump(result_object(result), sys.stdout, indent=2)
             print()

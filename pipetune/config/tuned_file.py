@@ -1,5 +1,6 @@
 """best.yaml, in and out. Reading needs neither pydantic nor torch: training code imports it."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,26 @@ _HEADER = (
 )
 
 
-def write(path: Path, tuned: TunedConfig) -> None:
-    """Write it whole or not at all; a provisional result never replaces a certified one of the same study."""
-    if tuned.status is Status.PROVISIONAL and _holds_certified(path, tuned):
+def write(path: Path, tuned: TunedConfig, *, keep_certified: bool = True) -> None:
+    """Write it whole or not at all; a provisional result does not replace a certified one of the same study."""
+    if keep_certified and tuned.status is Status.PROVISIONAL and _holds_certified(path, tuned):
         return
     where = tuned.hardware.get("gpu") or tuned.hardware.get("cpu")
     header = [line.format(status=tuned.status, study=tuned.provenance.get("study"), where=where) for line in _HEADER]
     yaml.write(path, to_mapping(tuned), header)
+
+
+class ResultWriter:
+    """Writes one study's results as they come; `replaces_older` lets the first replace whatever is there."""
+
+    def __init__(self, path: Path, *, replaces_older: bool) -> None:
+        self._path = path
+        self._replaces_older = replaces_older
+
+    def __call__(self, tuned: TunedConfig) -> None:
+        """Write it."""
+        write(self._path, tuned, keep_certified=not self._replaces_older)
+        self._replaces_older = False
 
 
 def to_mapping(tuned: TunedConfig) -> dict[str, Any]:
@@ -32,7 +46,7 @@ def to_mapping(tuned: TunedConfig) -> dict[str, Any]:
         "status": tuned.status.value,
         **config_blocks(tuned.config),
         "changes_training": list(tuned.changes_training),
-        "measured": measured_block(tuned.measured) | {"speedup": _rounded(tuned.speedup)},
+        "measured": best_measured_block(tuned),
         "baseline": {
             "config": flat_config(tuned.baseline_config),
             "measured": measured_block(tuned.baseline_measured),
@@ -89,6 +103,11 @@ def measured_block(measured: Measured) -> dict[str, Any]:
     }
 
 
+def best_measured_block(tuned: TunedConfig) -> dict[str, Any]:
+    """The winner's figures, and how many times the baseline it is."""
+    return measured_block(tuned.measured) | {"speedup": _rounded(tuned.speedup)}
+
+
 def ceiling_block(ceiling: Ceiling | None) -> dict[str, Any] | None:
     """The rate that no loader setting can pass."""
     if ceiling is None:
@@ -120,7 +139,7 @@ class _Reader:
         if status is not None and status not in list(Status):
             self._problem(("status",), f"found {yaml.shown(status)}; expected {', '.join(Status)}")
         config = self._config(("dataloader",), ("training",))
-        baseline = self._config(("baseline", "config"), ("baseline", "config"), flat=config)
+        baseline = self._config(("baseline", "config"), ("baseline", "config"), says_effective=False)
         measured = self._measured(("measured",))
         baseline_measured = self._measured(("baseline", "measured"))
         changes = self._get(("changes_training",), list) or []
@@ -142,7 +161,7 @@ class _Reader:
         )
 
     def _config(
-        self, loader: yaml.KeyPath, training: yaml.KeyPath, flat: TrialConfig | None = None
+        self, loader: yaml.KeyPath, training: yaml.KeyPath, *, says_effective: bool = True
     ) -> TrialConfig | None:
         batch = self._get((*loader, "batch_size"), int)
         steps = self._get((*training, "gradient_accumulation_steps"), int)
@@ -155,15 +174,15 @@ class _Reader:
             "amp": self._amp((*training, "amp")),
         }
         prefetch = self._get((*loader, "prefetch_factor"), int, optional=True)
-        if any(value is None for value in values.values()):
-            return None
-        if flat is None:
+        if says_effective:
             effective = self._get((*training, "effective_batch_size"), int)
             if effective is not None and batch is not None and steps is not None and effective != batch * steps:
                 self._problem(
                     (*training, "effective_batch_size"),
                     f"is {effective}, but batch_size {batch} x gradient_accumulation_steps {steps} is {batch * steps}",
                 )
+        if any(value is None for value in values.values()):
+            return None
         try:
             return TrialConfig(prefetch_factor=prefetch, **values)
         except InputError as error:
@@ -180,36 +199,48 @@ class _Reader:
         return Amp(value)
 
     def _measured(self, path: yaml.KeyPath) -> Measured | None:
-        effective = self._estimate((*path, "effective_samples_per_sec"))
-        steady = self._estimate((*path, "steady_samples_per_sec"))
+        effective = self._estimate((*path, "effective_samples_per_sec"), is_rate=True)
+        steady = self._estimate((*path, "steady_samples_per_sec"), is_rate=True)
         wait = self._get((*path, "data_wait_percent"), float)
         start = self._get((*path, "epoch_start_s"), float)
+        utilization = self._estimate((*path, "gpu_utilization_percent"), optional=True)
+        reason = self._get((*path, "gpu_utilization_reason"), str, optional=True)
+        peak = self._get((*path, "peak_gpu_memory_bytes"), int, optional=True)
+        host = self._get((*path, "host_memory_bytes"), int, optional=True)
         if effective is None or steady is None or wait is None or start is None:
             return None
         return Measured(
             effective_samples_per_sec=effective,
             steady_samples_per_sec=steady,
-            gpu_utilization_percent=self._estimate((*path, "gpu_utilization_percent"), optional=True),
-            gpu_utilization_reason=self._get((*path, "gpu_utilization_reason"), str, optional=True),
+            gpu_utilization_percent=utilization,
+            gpu_utilization_reason=reason,
             data_wait_percent=wait,
             epoch_start_s=start,
-            peak_gpu_memory_bytes=self._get((*path, "peak_gpu_memory_bytes"), int, optional=True),
-            host_memory_bytes=self._get((*path, "host_memory_bytes"), int, optional=True),
+            peak_gpu_memory_bytes=peak,
+            host_memory_bytes=host,
         )
 
-    def _estimate(self, path: yaml.KeyPath, *, optional: bool = False) -> Estimate | None:
+    def _estimate(self, path: yaml.KeyPath, *, optional: bool = False, is_rate: bool = False) -> Estimate | None:
         block = self._get(path, dict, optional=optional)
         if block is None:
             return None
-        value, low, high = (self._get((*path, part), float) for part in ("value", "low", "high"))
+        value = self._rate((*path, "value")) if is_rate else self._get((*path, "value"), float)
+        low, high = (self._get((*path, part), float) for part in ("low", "high"))
         if value is None or low is None or high is None:
             return None
         return Estimate(value=value, low=low, high=high)
 
+    def _rate(self, path: yaml.KeyPath) -> float | None:
+        value = self._get(path, float)
+        if value is not None and not 0 < value < math.inf:
+            self._problem(path, f"found {yaml.shown(value)}; expected a number above 0")
+            return None
+        return value  # type: ignore[no-any-return]
+
     def _ceiling(self) -> Ceiling | None:
         if self._get(("ceiling",), dict, optional=True) is None:
             return None
-        rate = self._get(("ceiling", "samples_per_sec"), float)
+        rate = self._rate(("ceiling", "samples_per_sec"))
         limit = self._get(("ceiling", "limit"), str)
         return None if rate is None or limit is None else Ceiling(samples_per_sec=rate, limit=limit)
 

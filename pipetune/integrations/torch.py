@@ -12,7 +12,7 @@ from pipetune.core.space import Amp
 from pipetune.core.tuned import TunedConfig
 from pipetune.errors import InputError
 from pipetune.hardware.host import cpu_amps, usable_cpus
-from pipetune.training.loader import loader_kwargs
+from pipetune.training.loader import loader_kwargs, start_method
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,10 +48,10 @@ class Tuned:
 
     @property
     def device(self) -> torch.device:
-        """The first GPU where the file was tuned on one, else the CPU."""
+        """The current GPU where the file was tuned on one and there is one, else the CPU."""
         import torch
 
-        return torch.device("cuda" if self.result.hardware.get("gpu") else "cpu")
+        return torch.device("cuda" if self.result.hardware.get("gpu") and torch.cuda.is_available() else "cpu")
 
     def dataloader_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for DataLoader; those that torch refuses at 0 workers are left out there."""
@@ -71,7 +71,7 @@ class Tuned:
                 "DataLoader from dataloader_kwargs() and change it there"
             )
         tuned = self.dataloader_kwargs()
-        if "batch_sampler" in kwargs:
+        if kwargs.get("batch_sampler") is not None:
             tuned.pop("batch_size")
         return DataLoader(dataset, **tuned, **kwargs)
 
@@ -145,7 +145,7 @@ def _differences(hardware: Mapping[str, Any], provenance: Mapping[str, Any]) -> 
         "usable CPUs": usable_cpus().count,
         "torch": str(torch.__version__),
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        "start method": torch.multiprocessing.get_start_method(),
+        "start method": start_method(),
     }
     then = {
         "GPU": hardware.get("gpu"),

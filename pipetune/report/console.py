@@ -30,16 +30,17 @@ def result_view(result: StudyResult) -> RenderableType:
         Text(_limit(result.bottleneck, result.tuned.ceiling, result.tuned.measured)),
     ]
     parts += [Text(f"changes training: {change}", style="yellow") for change in result.tuned.changes_training]
-    parts += [Text(f"note: {note}", style="yellow") for note in result.summary.notes]
+    parts += [Text(f"note: {printable(note)}", style="yellow") for note in result.summary.notes]
     parts += ["", trials_table(result.records, result.summary.plan), ""]
     measured = sum(1 for record in result.records if record.measurement is not None)
     parts.append(
         Text(
-            f"{len(result.records)} trials ({measured} measured) of {result.summary.space_size} configurations in "
-            f"{duration(result.summary.seconds)}; workers bounded by {result.summary.workers_limit}"
+            f"{_counted(len(result.records), 'trial')} ({measured} measured) of "
+            f"{_counted(result.summary.space_size, 'configuration')} in {duration(result.summary.seconds)}; "
+            f"workers bounded by {result.summary.workers_limit}"
         )
     )
-    parts.append(Text(f"wrote {result.folder / 'best.yaml'}", style="green"))
+    parts.append(Text(f"result: {result.folder / 'best.yaml'}", style="green"))
     return Group(*parts)
 
 
@@ -54,13 +55,11 @@ def verdict(tuned: TunedConfig) -> str:
 def validation_text(validation: Validation) -> str:
     """The search space as found, a line a knob."""
     space = validation.space
-    workers = space.num_workers
-    shown_workers = f"{workers[0]}-{workers[-1]}" if len(workers) > 2 else ", ".join(map(str, workers))
     return "\n".join(
         [
             f"  device              {validation.facts.device_name}",
             f"  epoch               {validation.plan.epoch_samples:,} samples",
-            f"  num_workers         {shown_workers} (bounded by {validation.workers_limit})",
+            f"  num_workers         {whole_numbers(space.num_workers)} (bounded by {validation.workers_limit})",
             f"  prefetch_factor     {', '.join(map(str, space.prefetch_factor))}",
             f"  pin_memory          {_flags(space.pin_memory)}",
             f"  persistent_workers  {_flags(space.persistent_workers)}",
@@ -93,10 +92,22 @@ def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan) -> Table:
         style = "bold green" if record.number == best else None
         if record.measurement is None:
             reason = record.failure.headline() if record.failure else "interrupted"
-            table.add_row(str(record.number), f"{record.config.label()}\n[red]{escape(reason)}[/red]")
+            table.add_row(str(record.number), f"{record.config.label()}\n[red]{escape(printable(reason))}[/red]")
         else:
-            table.add_row(str(record.number), record.config.label(), *_figures(record.measurement, plan), style=style)
+            number = f"*{record.number}" if record.number == best else str(record.number)
+            table.add_row(number, record.config.label(), *_figures(record.measurement, plan), style=style)
     return table
+
+
+def printable(text: str) -> str:
+    """Without what could steer a terminal: users' names and messages may hold escape codes."""
+    return "".join(character for character in text if character.isprintable() or character == "\n")
+
+
+def whole_numbers(values: Sequence[int]) -> str:
+    """`0-16` for a run of them, `0, 4, 16` for others."""
+    is_run = len(values) > 2 and list(values) == list(range(values[0], values[-1] + 1))
+    return f"{values[0]}-{values[-1]}" if is_run else ", ".join(map(str, values))
 
 
 def rate(value: float) -> str:
@@ -112,6 +123,15 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def minutes(seconds: float) -> str:
+    """`4:58`, for a column."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _figures(measurement: Measurement, plan: TrainingPlan) -> tuple[str, str, str, str]:

@@ -12,7 +12,7 @@ from pipetune.core.measurement import Phase
 from pipetune.core.record import TrialRecord
 from pipetune.core.space import SearchSpace, TrialConfig
 from pipetune.core.throughput import TrainingPlan
-from pipetune.report.console import duration, rate
+from pipetune.report.console import duration, minutes, printable, rate, whole_numbers
 
 _PHASES = {
     Phase.START: "starting a trial process",
@@ -56,11 +56,9 @@ class LiveProgress:
     def ready(self, facts: WorkloadFacts, space: SearchSpace, workers_limit: str, plan: TrainingPlan) -> None:
         """Say what is tuned, on what, and within which bounds."""
         self._plan = plan
-        bounds = (
-            f"workers {space.num_workers[0]}-{space.num_workers[-1]} (bounded by {workers_limit})"
-            if len(space.num_workers) > 1
-            else f"workers {space.num_workers[0]}"
-        )
+        bounds = f"workers {whole_numbers(space.num_workers)}"
+        if len(space.num_workers) > 1:
+            bounds += f" (bounded by {workers_limit})"
         self._print(
             f"{facts.device_name}, torch {facts.torch_version}: {len(space)} configurations; {bounds}; "
             f"micro-batch {', '.join(map(str, space.batch_size))}; {', '.join(space.amp)}"
@@ -80,31 +78,34 @@ class LiveProgress:
     def trial_ended(self, record: TrialRecord, best: TrialRecord | None, seconds_left: float | None) -> None:
         """Print one line."""
         assert self._plan is not None
-        left = f"{duration(seconds_left)} left" if seconds_left is not None else ""
+        name = f"{record.number:>3}  {record.config.label():<34}"
         if record.measurement is None:
             reason = record.failure.headline() if record.failure else "interrupted"
-            self._print(f"{record.number:>3}  {record.config.label():<38} {reason}", style="red")
+            self._print(f"{name} {reason}", style="red")
             return
-        measured = record.measurement.effective(self._plan)
         gpu = record.measurement.gpu
-        usage = f"gpu {gpu.mean_percent:3.0f} %  " if gpu else ""
+        usage = f" gpu{gpu.mean_percent:3.0f}%" if gpu else ""
         is_best = best is not None and best.number == record.number
         if best is not None and best.measurement is not None:
-            self._best = f"best {rate(best.measurement.effective(self._plan).value)}/s; "
-        best_rate = best.measurement.effective(self._plan).value if best and best.measurement else 0.0
-        self._print(
-            f"{record.number:>3}  {record.config.label():<38} {rate(measured.value):>8}/s  {usage}"
-            f"best {rate(best_rate):>8}/s  {left}",
-            style="bold" if is_best else None,
-        )
+            self._best = f"best {rate(best.measurement.effective(self._plan).value)}/s"
+        told = "best so far" if is_best else self._best
+        value = rate(record.measurement.effective(self._plan).value)
+        left = f"  {minutes(seconds_left)}" if seconds_left is not None else ""
+        self._print(f"{name} {value:>7}/s{usage}  {told:<13}{left}", style="bold" if is_best else None)
 
     def note(self, text: str) -> None:
         """Print it."""
         self._print(text, style="yellow")
 
     def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(Text(text, style=style or ""), soft_wrap=True)
+        self._console.print(Text(printable(text), style=style or ""), soft_wrap=True)
 
     def _show(self) -> None:
         if self._status is not None:
-            self._status.update(Text(f"{self._best}{self._headline}: {self._phase}"))
+            self._status.update(
+                Text(
+                    f"{self._best}; {self._headline}: {self._phase}"
+                    if self._best
+                    else f"{self._headline}: {self._phase}"
+                )
+            )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipetune.config.tuned_file import ceiling_block, config_blocks, flat_config, measured_block
+from pipetune.config.tuned_file import best_measured_block, ceiling_block, config_blocks, flat_config, measured_block
 from pipetune.core.record import StudyResult, TrialRecord, Validation
 from pipetune.core.throughput import TrainingPlan
 from pipetune.core.tuned import Measured
@@ -14,7 +14,7 @@ def result_object(result: StudyResult) -> dict[str, Any]:
     return {
         "study_dir": str(result.folder),
         "status": tuned.status.value,
-        "best": {**config_blocks(tuned.config), "measured": measured_block(tuned.measured)},
+        "best": {**config_blocks(tuned.config), "measured": best_measured_block(tuned)},
         "baseline": {
             "config": flat_config(tuned.baseline_config),
             "measured": measured_block(tuned.baseline_measured),

@@ -30,16 +30,28 @@ class Spending:
         """None where the budget has no time."""
         return None if self.budget.seconds is None else max(0.0, self.budget.seconds - self.seconds())
 
-    def allows_trial(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> bool:
-        """Whether one more trial fits, with the certification of those finalists still to come."""
+    def certification_s(self, arm_seconds: Sequence[float]) -> float:
+        """What certifying is expected to take: each arm in a fresh process, in the rounds that are always made."""
+        return (ROUNDS - 1) * sum(self.set_up_s + seconds for seconds in arm_seconds)
+
+    def affordable_arms(self, arm_seconds: Sequence[float]) -> int:
+        """How many arms, the baseline (the last) among them, fit into the time that is left; at least two."""
+        left = self.seconds_left()
+        count = len(arm_seconds)
+        while (
+            left is not None and count > 2 and self.certification_s([*arm_seconds[: count - 1], arm_seconds[-1]]) > left
+        ):
+            count -= 1
+        return count
+
+    def allows_trial(self, records: Sequence[TrialRecord], arm_seconds: Sequence[float]) -> bool:
+        """Whether one more trial fits, with the certification of those arms still to come."""
         if self.budget.trials is not None and len(records) >= self.budget.trials:
             return False
         left = self.seconds_left()
         if left is None or self.budget.seconds is None:
             return True
-        # Each finalist in a fresh process, in the rounds that are always made.
-        certification_s = (ROUNDS - 1) * sum(self.set_up_s + record.seconds for record in finalists)
-        reserve = min(certification_s, CERTIFICATION_SHARE * self.budget.seconds)
+        reserve = min(self.certification_s(arm_seconds), CERTIFICATION_SHARE * self.budget.seconds)
         return left > reserve + _typical_s(records)
 
     def allows_round(self, done: int, round_s: float) -> bool:

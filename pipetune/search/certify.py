@@ -31,7 +31,7 @@ def ranked(
 
 def finalists(best_first: Sequence[TrialRecord], baseline: TrialConfig, plan: TrainingPlan) -> list[TrialConfig]:
     """The leader and those that noise cannot tell from it, then the baseline; at least two where there are two."""
-    others = [r for r in best_first if r.config != baseline]
+    others = [record for record in best_first if record.config != baseline]
     if not others:
         return [baseline]
     leader = others[0]

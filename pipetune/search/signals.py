@@ -25,6 +25,8 @@ class Signals:
         """Handle the signals inside, and put the former handlers back."""
         if threading.current_thread() is threading.main_thread():
             for caught in _CAUGHT:
+                if signal.getsignal(caught) is signal.SIG_IGN:  # nohup asked for that
+                    continue
                 self._previous[caught] = signal.signal(caught, self._on_signal)
         try:
             yield

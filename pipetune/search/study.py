@@ -1,7 +1,8 @@
 """One study from its first process to its result: baseline, search, certification."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,6 +84,7 @@ class StudyRun:
         self._check_objective()
         self._store = self._open_store(study_key(self._config, self._plan, self._hardware, self._facts))
         self._store.fail_stale_trials()
+        self._first_number = self._store.trial_count()
         self._spending = Spending(self._config.budget, spent_before_s=self._spent_before_s())
         self._spending.set_up_s = set_up_s
         self._sampler = SpaceSampler(self._space, seed=self._config.seed, is_open=self._is_open)
@@ -125,9 +127,13 @@ class StudyRun:
     def _is_open(self, config: TrialConfig) -> bool:
         """Whether a configuration was not tried yet and is not beyond a memory limit that was met."""
         records = self._records()
-        if any(record.config == config for record in records):
+        if any(record.config == config and not self._is_old_failure(record) for record in records):
             return False
         return not any(record.failure is not None and _is_beyond(config, record.failure) for record in records)
+
+    def _is_old_failure(self, record: TrialRecord) -> bool:
+        """Whether an earlier run met it in code that may have been repaired since."""
+        return record.number < self._first_number and record.state is TrialState.FAILED
 
     def _kept_certification(self) -> Certification | None:
         """The result of an earlier run, unless this one may spend more."""
@@ -173,7 +179,7 @@ class StudyRun:
     def _outcome_of(self, config: TrialConfig) -> TrialOutcome:
         """The outcome of an earlier run, or a trial of it now."""
         for record in self._records():
-            if record.config == config and record.outcome is not None:
+            if record.config == config and record.outcome is not None and not self._is_old_failure(record):
                 return record.outcome
         self._store.study.enqueue_trial(params_of(config))
         trial = self._store.study.ask()
@@ -184,17 +190,17 @@ class StudyRun:
     # --- the search ----------------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        first = [self._sampler.nearest_open(params_of(self._start_from))] if self._start_from else []
-        for seed in (*first, *seeds(self._space, cpus_usable=self._hardware.cpus_usable)):
+        for seed in self._seeds():
             if self._is_open(seed):
                 self._store.study.enqueue_trial(params_of(seed), skip_if_exists=True)
-        while self._spending.allows_trial(self._records(), self._leader_and_baseline()):
+        while self._spending.allows_trial(self._records(), self._arm_seconds()):
+            trial = self._store.study.ask()
             try:
-                trial = self._store.study.ask()
+                config = suggest(trial, self._space)
             except SpaceExhaustedError:
+                self._store.abandon(trial)
                 self._note("every configuration that can work here has been measured")
                 return
-            config = suggest(trial, self._space)
             if not self._is_open(config):
                 self._store.abandon(trial)
                 continue
@@ -203,10 +209,18 @@ class StudyRun:
                 return
             self._widen()
 
-    def _leader_and_baseline(self) -> list[TrialRecord]:
+    def _seeds(self) -> Iterator[TrialConfig]:
+        """An older result moved into this space, then the rules."""
+        if self._start_from is not None:
+            with suppress(SpaceExhaustedError):
+                yield self._sampler.nearest_open(params_of(self._start_from))
+        yield from seeds(self._space, cpus_usable=self._hardware.cpus_usable)
+
+    def _arm_seconds(self) -> list[float]:
+        """What each arm of a certification took as a trial."""
         records = self._records()
-        baseline = [record for record in records if record.config == self._baseline]
-        return [*self._best_first(records)[:1], *baseline]
+        arms = finalists(self._best_first(records), self._baseline, self._plan)
+        return [next((r.seconds for r in records if r.config == arm and r.measurement), 0.0) for arm in arms]
 
     def _run_trial(self, trial: Any, config: TrialConfig, purpose: str) -> TrialOutcome:
         self._progress.trial_began(config, purpose, self._spending.seconds_left())
@@ -248,7 +262,7 @@ class StudyRun:
 
     def _fails_alike(self) -> bool:
         """Whether the last trials all failed, and in one way: the next would too."""
-        last = self._records()[-LIKE_FAILURES_LIMIT:]
+        last = [r for r in self._records() if r.number >= self._first_number][-LIKE_FAILURES_LIMIT:]
         kinds = {record.failure.kind if record.failure else None for record in last}
         if len(last) < LIKE_FAILURES_LIMIT or len(kinds) > 1 or last[0].state is not TrialState.FAILED:
             return False
@@ -297,9 +311,9 @@ class StudyRun:
             self._runner.close_hosts()
         self._tell_of_other_load()
         began = time.monotonic()
-        arms: dict[TrialConfig, list[Measurement]] = {
-            config: [] for config in finalists(best, self._baseline, self._plan)
-        }
+        chosen = finalists(best, self._baseline, self._plan)
+        affordable = self._spending.affordable_arms(self._arm_seconds())
+        arms: dict[TrialConfig, list[Measurement]] = {c: [] for c in (*chosen[: affordable - 1], self._baseline)}
         done, round_s = 0, 0.0
         while self._baseline in arms and self._spending.allows_round(done, round_s):
             round_began = time.monotonic()
@@ -390,6 +404,7 @@ class StudyRun:
         measured = sum(1 for record in self._records() if record.state is TrialState.MEASURED)
         return {
             "study": self._config.study,
+            "optuna_study": self._store.name,
             "trials": measured,
             "objective": self._config.objective.value,
             "epochs": self._plan.epochs,

@@ -31,11 +31,6 @@ class StudyFolder:
         """One file a trial host."""
         return self.path / "logs"
 
-    def clear(self) -> None:
-        """Forget the trials and the result; the caller holds the lock."""
-        for file in (self.best_file, self.journal_file):
-            file.unlink(missing_ok=True)
-
     def __enter__(self) -> Self:
         """Make the folder and lock it. Raises StudyConflictError where another process has it."""
         try:

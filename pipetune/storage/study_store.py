@@ -43,38 +43,48 @@ class StudyKey:
 class StudyStore:
     """The trials of one study; the only reader and writer of its Optuna record."""
 
-    def __init__(self, study: optuna.Study) -> None:
+    def __init__(self, study: optuna.Study, *, is_shared: bool = False) -> None:
         self.study = study
+        self._is_shared = is_shared
         # A finished trial does not change any more, and reading its windows back takes milliseconds.
         self._finished: dict[int, TrialRecord | None] = {}
 
     @classmethod
-    def open(cls, url: str | None, journal: Path, *, study: str, key: StudyKey, directions: int) -> "StudyStore":
-        """Open or create the study. Raises StudyConflictError where the journal holds one with another key."""
+    def open(
+        cls, url: str | None, journal: Path, *, study: str, key: StudyKey, directions: int, fresh: bool = False
+    ) -> "StudyStore":
+        """Open or create the study; `fresh` forgets what is there.
+
+        Raises StudyConflictError where the journal holds a study with another key.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        if fresh and url is None:
+            journal.unlink(missing_ok=True)
         storage = _storage(url, journal)
         name = f"{study}-{key.digest()}"
         if url is None:
             _refuse_other_key(storage, name, key, journal)
+        elif fresh and name in optuna.get_all_study_names(storage):
+            optuna.delete_study(study_name=name, storage=storage)
         opened = optuna.create_study(
             storage=storage, study_name=name, directions=["maximize"] * directions, load_if_exists=True
         )
         if "key" not in opened.user_attrs:
             opened.set_user_attr("schema_version", SCHEMA_VERSION)
             opened.set_user_attr("key", dict(key.parts))
-        return cls(opened)
+        return cls(opened, is_shared=url is not None)
 
     @classmethod
-    def read(cls, journal: Path) -> "StudyStore":
-        """Open the one study of a journal file. Raises InputError where there is none."""
+    def read(cls, url: str | None, journal: Path, name: str) -> "StudyStore":
+        """Open a study that is there by its name in the storage. Raises InputError where it is not."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        if not journal.is_file():
-            raise InputError(f"{journal.parent} holds no study: there is no {journal.name}")
-        storage = _storage(None, journal)
-        studies = storage.get_all_studies()
-        if not studies:
-            raise InputError(f"{journal} holds no study")
-        return cls(optuna.load_study(study_name=studies[-1].study_name, storage=storage))
+        if url is None and not journal.is_file():
+            raise InputError(f"there is no {journal}; give --storage where the trials are in a database")
+        try:
+            study = optuna.load_study(study_name=name, storage=_storage(url, journal))
+        except KeyError:
+            raise InputError(f"the storage of {journal.parent} holds no study {name!r}") from None
+        return cls(study, is_shared=url is not None)
 
     def records(self) -> tuple[TrialRecord, ...]:
         """Every finished trial, in order."""
@@ -84,8 +94,22 @@ class StudyStore:
         kept = (self._finished[number] for number in sorted(self._finished))
         return tuple(record for record in kept if record is not None)
 
+    @property
+    def name(self) -> str:
+        """The study's name in the storage."""
+        return self.study.study_name
+
+    def trial_count(self) -> int:
+        """Trials of any state; the next one gets this number."""
+        return len(self.study.get_trials(deepcopy=False))
+
     def fail_stale_trials(self) -> None:
-        """Tell trials that a killed run left running as failed; the caller holds the study's lock."""
+        """Tell trials that a killed run left running as failed; the caller holds the study's lock.
+
+        In a shared storage they may be another host's, at work.
+        """
+        if self._is_shared:
+            return
         for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
             self.study.tell(trial.number, state=OptunaState.FAIL)
 

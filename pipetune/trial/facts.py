@@ -10,6 +10,7 @@ from pipetune.core.space import Amp, TrialConfig
 from pipetune.core.tuned import WorkloadTraits
 from pipetune.errors import WorkloadError
 from pipetune.training.batch import count_samples
+from pipetune.training.loader import start_method
 from pipetune.training.workload import Workload
 from pipetune.trial import device as devices
 from pipetune.trial.loader import EndlessStream, build_loader
@@ -95,9 +96,5 @@ def _length(sampler: Any, dataset: Any) -> int | None:
 
 
 def _start_method(workload: Workload) -> str:
-    context = workload.multiprocessing_context
-    if workload.loader is not None:
-        context = workload.loader.multiprocessing_context
-    if context is None:
-        return torch.multiprocessing.get_start_method()
-    return context if isinstance(context, str) else str(context.get_start_method())
+    loader = workload.loader
+    return start_method(loader.multiprocessing_context if loader is not None else workload.multiprocessing_context)

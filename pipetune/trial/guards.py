@@ -88,11 +88,10 @@ def describe_exit(return_code: int) -> str:
     return f"the trial process exited with code {return_code} before it answered"
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends (Linux only)."""
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the thread of `parent` that started it ends (Linux only)."""
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died in between
         os.kill(os.getpid(), signal.SIGKILL)
@@ -103,10 +102,11 @@ class WorkerInit:
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self.user_function = user_function
+        self._host = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
         """Run once in each new worker."""
-        die_with_parent()
+        die_with_parent(self._host)
         if self.user_function is not None:
             self.user_function(worker_id)
 

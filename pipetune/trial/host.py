@@ -1,7 +1,7 @@
 """The trial host: a process that builds the user's workload once and measures the trials it is asked for.
 
-Started by trial.runner as `python -m pipetune.trial.host FD`; requests come on standard input, events go to the
-file descriptor FD. A forking host never touches the dataset itself; a serial one never starts a worker.
+Started through trial.entry; requests come on standard input, events go to a file descriptor. A forking host
+never touches the dataset itself; a serial one never starts a worker.
 """
 
 import os
@@ -17,7 +17,7 @@ from pipetune.hardware.host import tree_memory_bytes
 from pipetune.trial import device as devices
 from pipetune.trial.cache import evict
 from pipetune.trial.facts import facts_of, first_batch
-from pipetune.trial.guards import classify_error, die_with_parent
+from pipetune.trial.guards import classify_error
 from pipetune.trial.loader import build_loader
 from pipetune.trial.loop import DataEndedError, Stream, compute_only_rate, measure
 from pipetune.trial.protocol import (
@@ -177,14 +177,6 @@ class Host:
         )
 
 
-def main() -> None:
-    """Entry of the process."""
-    die_with_parent()
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    Host(Channel(descriptor)).serve()
-
-
 def _check(stream: Stream, training: Training, config: TrialConfig) -> None:
     if not training.step.losses_are_finite():
         raise NonFiniteLossError(
@@ -208,7 +200,3 @@ def _user_traceback(error: BaseException) -> str:
     if frames:
         told.stack = traceback.StackSummary.from_list(frames)
     return "".join(told.format())
-
-
-if __name__ == "__main__":
-    main()

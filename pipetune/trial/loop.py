@@ -60,12 +60,16 @@ class Stream:
         self._iterator = iter(self.loader)
         self.wait_s += time.monotonic() - asked
 
-    def train_on_next(self) -> bool:
-        """One micro-batch; False at the end of the epoch."""
+    def fetch(self) -> Any:
+        """The next batch, or this very object at the end of the epoch."""
         assert self._iterator is not None
         asked = time.monotonic()
         batch = next(self._iterator, self)
         self.wait_s += time.monotonic() - asked
+        return batch
+
+    def train_on(self, batch: Any) -> bool:
+        """One micro-batch; False for the end of the epoch."""
         if batch is self:
             return False
         training = self.training
@@ -80,7 +84,7 @@ class Stream:
     def train_batches(self, count: int) -> None:
         """`count` micro-batches; raises DataEndedError where the data ends first."""
         for _ in range(count):
-            if not self.train_on_next():
+            if not self.train_on(self.fetch()):
                 raise DataEndedError(
                     f"the loader ended after {self.batches} batches of this trial; a dataset or sampler that "
                     "can be iterated only once cannot be measured"
@@ -88,7 +92,7 @@ class Stream:
 
     def drain(self) -> None:
         """Train on what is left of the epoch."""
-        while self.train_on_next():
+        while self.train_on(self.fetch()):
             pass
 
     def ready_batches(self) -> int | None:
@@ -127,9 +131,11 @@ def measure(
     """Run one trial's stream from its first epoch start to its second; the caller closes it."""
     enter(Phase.WORKER_START)
     stream.start_epoch()
-    stream.train_batches(1)
+    first = stream.fetch()
     first_batch_s = stream.wait_s
     enter(Phase.WARM_UP)
+    if not stream.train_on(first):
+        raise DataEndedError("the loader gave no batch")
     _warm_up(stream, config, limits, enter)
     enter(Phase.MEASURE)
     windows, settled = _windows(stream, config, limits, enter)

@@ -43,7 +43,7 @@ class HostProcess:
         self._log: IO[bytes] = log_file.open("wb")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-                [sys.executable, "-m", "pipetune.trial.host", str(child_fd)],
+                [sys.executable, "-m", "pipetune.trial.entry", str(child_fd), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """The parent's side of a trial: hosts, limits, and the GPU's side of the measurement."""
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,8 +154,13 @@ class HostRunner:
 
     def _host(self, *, serial: bool) -> tuple[HostProcess, WorkloadFacts]:
         self._started += 1
-        host = HostProcess(self._log_folder / f"host-{self._started}.log")
-        self._hosts[serial] = host
+        # A signal between the start of the process and our knowing of it would leave it behind.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        try:
+            host = HostProcess(self._log_folder / f"host-{self._started}.log")
+            self._hosts[serial] = host
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         try:
             host.send(SetUpRequest(spec=self._spec, device=self._device, seed=self._seed, serial=serial))
             return host, self._wait_until_ready(host)

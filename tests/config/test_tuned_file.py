@@ -107,9 +107,7 @@ def rounded(figures: Measured) -> Measured:
     def one(estimate: Estimate | None) -> Estimate | None:
         if estimate is None:
             return None
-        return Estimate(
-            value=six_digits(estimate.value), low=six_digits(estimate.low), high=six_digits(estimate.high)
-        )
+        return Estimate(value=six_digits(estimate.value), low=six_digits(estimate.low), high=six_digits(estimate.high))
 
     return replace(
         figures,
@@ -364,7 +362,7 @@ def test_all_problems_come_together(tmp_path):
         "line 5: dataloader.num_workers",
         "line 12: training.amp",
         "line 16: measured.steady_samples_per_sec.value",
-        "line 23: baseline.config: ",
+        "line 24: baseline.config: ",
         "line 41: ceiling.samples_per_sec",
     ):
         assert key in found

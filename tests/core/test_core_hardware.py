@@ -18,7 +18,9 @@ def test_the_fingerprint_does_not_depend_on_memory(memory_bytes, shared_memory_b
     assert grown.fingerprint("cpu") == hardware().fingerprint("cpu")
 
 
-@pytest.mark.parametrize("changes", [{"driver": "570.1"}, {"python": "3.13"}, {"system": "Linux 6"}, {"cpus_present": 8}])
+@pytest.mark.parametrize(
+    "changes", [{"driver": "570.1"}, {"python": "3.13"}, {"system": "Linux 6"}, {"cpus_present": 8}]
+)
 def test_the_fingerprint_does_not_depend_on_versions(changes):
     assert hardware(**changes).fingerprint("cpu") == hardware().fingerprint("cpu")
 

@@ -297,6 +297,13 @@ def test_an_effective_batch_that_the_workloads_own_batch_does_not_divide_is_refu
     )
 
 
+def test_a_listed_batch_that_the_workloads_own_batch_contradicts_is_refused():
+    # GIVEN a batch sampler that gives 32, and a user who asks for 64 or 128
+    told = refusal(machine=limits(fixed_batch=32), batch_size=(64, 128))
+    assert told.startswith("search.batch_size: ")
+    assert "32" in told
+
+
 @pytest.mark.parametrize("declared", [(2, 4), Bounds(low=1, high=4)])
 def test_workers_that_cannot_work_are_refused_with_the_reason(declared):
     told = refusal(machine=limits(workers_refused="no /dev/shm"), num_workers=declared)

@@ -96,6 +96,16 @@ def test_merging_drops_no_measured_time(measured):
     assert seconds.sum() == pytest.approx(sum(w.seconds for w in measured))
 
 
+@pytest.mark.parametrize("count", [79, 81, 85])
+def test_merging_an_odd_number_of_windows_drops_none(count):
+    # GIVEN windows in runs, which are merged and do not pair up
+    measured = correlated(3, count)
+    samples, seconds = throughput._merged(measured)
+    assert len(samples) < count // 2 + 1
+    assert samples.sum() == sum(w.samples for w in measured)
+    assert seconds.sum() == pytest.approx(sum(w.seconds for w in measured))
+
+
 def test_one_window_has_no_interval():
     found = steady_rate(windows([RATE]))
     assert (found.value, found.low, found.high) == (pytest.approx(RATE), 0.0, math.inf)

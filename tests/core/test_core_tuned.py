@@ -48,7 +48,7 @@ def test_batch_norm_sees_another_micro_batch():
 def test_an_unweighted_loss_is_averaged_over_other_micro_batches(batch, steps):
     chosen = trial_config(0, batch_size=batch, accumulation_steps=steps)
     (told,) = training_changes(BASELINE, chosen, traits())
-    assert told.startswith(f"the loss is averaged over {steps} micro-batches a step instead of 4: ")
+    assert told.startswith(f"the loss is averaged over {steps} micro-batches a step instead of 4")
 
 
 def test_a_weighted_loss_is_the_same_over_any_micro_batches():

@@ -174,6 +174,14 @@ def test_out_of_memory_is_told_as_worthless_and_infeasible(journal, kind):
     assert trial.user_attrs["failure"] == f"{kind} in measure: too large"
 
 
+def test_what_ran_is_told_as_feasible(journal):
+    store = opened(journal)
+    told(store, measurement(rate=100.0))
+    (trial,) = store.study.trials
+    assert (trial.state, trial.values) == (OptunaState.COMPLETE, [pytest.approx(100.0)])
+    assert trial.constraints["memory"] <= 0
+
+
 def test_out_of_memory_has_a_value_for_each_direction(journal):
     store = opened(journal, directions=2)
     told(store, failure(kind=FailureKind.GPU_OUT_OF_MEMORY))

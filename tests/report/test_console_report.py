@@ -1,0 +1,172 @@
+"""The report for people, as exact text in 80 columns; tests/report/golden holds what it must be."""
+
+from pathlib import Path
+
+import pytest
+from builders import PLAN, facts, space
+from made_results import (
+    RECORDS,
+    certified,
+    failed,
+    failures,
+    no_gain,
+    provisional,
+    rendered,
+    result,
+    shown,
+    trial,
+    tuned_config,
+    widest,
+)
+
+from pipetune.core.measurement import FailureKind
+from pipetune.core.record import Validation
+from pipetune.report.console import duration, rate, trials_table, validation_text
+
+GOLDEN = Path(__file__).parent / "golden"
+ESCAPE = "\x1b[31m\x1b]0;owned\x07red\x1b[0m"
+
+
+def validation(**knobs):
+    return Validation(facts=facts(), plan=PLAN, space=space(**knobs), workers_limit="CPU affinity (4 of 64)")
+
+
+@pytest.mark.parametrize("made", [certified, no_gain, provisional, failures], ids=lambda made: made.__name__)
+def test_the_report_is_word_for_word(made):
+    assert shown(made()) == (GOLDEN / f"{made.__name__}.txt").read_text()
+
+
+def test_the_validation_is_word_for_word():
+    text = validation_text(validation(num_workers=tuple(range(9))))
+    assert text + "\n" == (GOLDEN / "validation.txt").read_text()
+
+
+@pytest.mark.parametrize("made", [certified, no_gain, provisional, failures, widest], ids=lambda made: made.__name__)
+def test_nothing_is_wider_than_80_columns_or_cut(made):
+    text = shown(made())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
+def test_the_longest_configuration_keeps_its_line_in_the_table_of_trials():
+    assert " 123  w=128 p=16 pin persist b=4096x16 bf16  12,345,679 " in shown(widest())
+
+
+def test_every_failure_kind_is_told():
+    text = shown(failures())
+    assert [kind for kind in FailureKind if kind not in text] == []
+
+
+def test_each_fact_of_a_certified_result_is_there():
+    # GIVEN a result with a note
+    text = shown(result(notes=("two rounds were all that the budget allowed",)))
+
+    # THEN the verdict, both figures with their intervals, the ceiling, what it changes and the file are told
+    for fact in (
+        "8.15 times the baseline",
+        "2,390 - 2,418",
+        "291.8 - 298.4",
+        "97 % of the 2,488 samples/s",
+        "changes training: the forward pass runs in bf16",
+        "note: two rounds",
+        "wrote studies/photos/best.yaml",
+    ):
+        assert fact in text
+
+
+def test_no_gain_shows_no_winner():
+    text = shown(no_gain())
+    assert "No gain" in text
+    assert "\n tuned" not in text
+
+
+def test_a_provisional_result_says_so():
+    assert "(provisional: not measured again)" in shown(provisional())
+
+
+@pytest.mark.parametrize("nasty", ["[red]x[/red]", "[/]", "[link=file:///]y[/link]", "\\[bold]z"])
+def test_markup_in_what_users_name_is_shown_as_it_is(nasty):
+    # GIVEN markup in every text that comes from the user's machine or code
+    made = result(
+        folder=Path(nasty),
+        tuned=tuned_config(changes_training=(f"changed {nasty}",)),
+        records=(*RECORDS, failed(3, RECORDS[0].config, FailureKind.ERROR, f"Error: {nasty}")),
+        notes=(f"noted {nasty}",),
+    )
+
+    # THEN it is shown, not obeyed
+    text = " ".join(shown(made).split())
+    for part in (f"changed {nasty}", f"noted {nasty}", f"Error: {nasty}", f"wrote {Path(nasty)}"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        result(records=(failed(0, RECORDS[0].config, FailureKind.ERROR, f"Error: {ESCAPE}"),)),
+        result(notes=(f"noted {ESCAPE}",)),
+    ],
+    ids=["failure", "note"],
+)
+def test_escape_codes_in_what_users_name_do_not_reach_the_terminal(made):
+    text = shown(made)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "red" in text
+
+
+def test_a_failure_is_told_in_its_first_line():
+    row = failed(0, RECORDS[0].config, FailureKind.ERROR, "ValueError: first\nsecond")
+    text = rendered(trials_table((row,), PLAN))
+    assert "ValueError: first" in text
+    assert "second" not in text
+
+
+def test_a_workers_exception_is_told_in_its_last_line():
+    # A loader worker's exception arrives as the text of its whole traceback.
+    message = (
+        "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nValueError: bad row"
+    )
+    text = rendered(trials_table((failed(0, RECORDS[0].config, FailureKind.ERROR, message),), PLAN))
+    assert "ValueError: bad row" in text
+    assert "Caught" not in text
+
+
+def test_an_unknown_spread_is_a_question_mark():
+    [row] = rendered(
+        trials_table((trial(0, RECORDS[0].config, 100.0, windows=RECORDS[0].measurement.windows[:1]),), PLAN)
+    ).splitlines()[1:]
+    assert " ? " in row
+
+
+def test_one_trial_is_not_plural():
+    text = shown(result(records=RECORDS[:1]))
+    assert "\n1 trial (1 measured)" in text
+
+
+def test_a_list_of_worker_counts_is_not_shown_as_a_range():
+    text = validation_text(validation(num_workers=(0, 4, 16)))
+    assert "0, 4, 16" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(98.764, "98.76"), (999.94, "999.9"), (1000.4, "1,000"), (12_345.6, "12,346"), (0.0123456, "0.01235")],
+)
+def test_rates_have_four_digits(value, text):
+    assert rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_durations_have_two_units(seconds, text):
+    assert duration(seconds) == text

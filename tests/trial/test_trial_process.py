@@ -1,0 +1,199 @@
+"""The line between parent and host: what the user's code may do to it, and what is left when either dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from trial_kit import PRELUDE, QUICK, TIMEOUTS, config, family, host_pids, hosts, left_after, lines
+
+from pipetune.core.measurement import FailureKind, Measurement, TrialFailure
+from pipetune.trial.process import HostProcess
+
+MESSY = """
+def mess():
+    print("plain words", flush=True)
+    print('{"kind": "measured"}', flush=True)
+    os.write(1, b"\\xff\\x00 not a line")
+    os.write(2, b"to standard error")
+    reply = int(sys.argv[1])
+    os.write(reply, b'garbage\\n{"kind": "measured"}\\n[]\\n\\xff\\n')
+    os.write(reply, b"garbage without an end")
+
+class Messy(Rows):
+    def __getitem__(self, index):
+        mess()
+        return super().__getitem__(index)
+
+def train_step(model, batch, optimizer, step):
+    mess()
+    with step.autocast():
+        value = loss(model, batch)
+    step.backward(value)
+    step.update()
+
+def build():
+    mess()
+    return workload(dataset=Messy(), train_step=train_step)
+"""
+
+
+def test_what_the_user_writes_anywhere_is_no_answer(tmp_path):
+    with hosts(tmp_path, MESSY, timeouts=replace(TIMEOUTS, set_up_s=10.0, stall_s=5.0)) as runner:
+        assert runner.describe().dataset_samples == 256
+        for trial in (config(0), config(2)):
+            outcome = runner.run(trial, QUICK)
+            assert isinstance(outcome, Measurement), outcome
+    log = (tmp_path / "logs" / "host-1.log").read_bytes()
+    assert b"plain words" in log
+    assert b"to standard error" in log
+
+
+def test_a_flood_of_garbage_does_not_keep_a_hung_trial_alive(tmp_path):
+    code = """
+def train_step(model, batch, optimizer, step):
+    while True:
+        os.write(int(sys.argv[1]), b"garbage\\n" * 1000)
+
+def build():
+    return workload(train_step=train_step)
+"""
+    with hosts(tmp_path, code, timeouts=replace(TIMEOUTS, stall_s=2.0)) as runner, _alarm(15):
+        outcome = runner.run(config(0), QUICK)
+    assert isinstance(outcome, TrialFailure)
+    assert outcome.kind is FailureKind.TIMEOUT
+
+
+ASKING = """
+def train_step(model, batch, optimizer, step):
+    if step.optimizer_steps == 0:
+        subprocess.run(["cat"], check=True)  # like every ffmpeg that is started without -nostdin
+        assert sys.stdin.read() == ""
+    with step.autocast():
+        value = loss(model, batch)
+    step.backward(value)
+    step.update()
+
+def build():
+    try:
+        (HERE / "said").write_text(input("continue? "))
+    except EOFError:
+        (HERE / "said").write_text("nobody there")
+    return workload(train_step=train_step)
+"""
+
+
+def test_the_users_code_finds_an_empty_standard_input(tmp_path):
+    """The requests come on it: whoever reads them takes them away."""
+    with hosts(tmp_path, ASKING, timeouts=replace(TIMEOUTS, set_up_s=8.0, stall_s=3.0)) as runner:
+        for _ in range(2):
+            assert isinstance(runner.run(config(0), QUICK), Measurement)
+    assert lines(tmp_path / "said") == ["nobody there"]
+
+
+def test_file_descriptors_and_processes_do_not_grow_with_failures(tmp_path):
+    code = """
+def train_step(model, batch, optimizer, step):
+    os._exit(1)
+
+def build():
+    return workload(train_step=train_step)
+"""
+    with hosts(tmp_path, code) as runner:
+        assert isinstance(runner.run(config(0), QUICK), TrialFailure)
+        opened = _open_files()
+        for _ in range(3):
+            assert isinstance(runner.run(config(0), QUICK), TrialFailure)
+            assert host_pids(runner) == []
+        assert _open_files() == opened
+    assert psutil.Process().children() == []
+
+
+def test_closing_twice_is_harmless_and_leaves_nothing(tmp_path):
+    with hosts(tmp_path, "build = workload") as runner:
+        runner.describe()
+        pids = host_pids(runner)
+        runner.close()
+        assert all(family(pid) == [] for pid in pids)
+        runner.close()
+
+
+def test_closing_ends_a_host_that_does_not_listen(tmp_path):
+    host = HostProcess(tmp_path / "host.log")
+    os.kill(host.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    host.close()
+    assert time.monotonic() - began < 5
+    assert family(host.pid) == []
+
+
+HUNG = """
+class Hung(Rows):
+    def __getitem__(self, index):
+        (HERE / f"hung-{os.getpid()}").touch()
+        time.sleep(10**6)
+
+def build():
+    (HERE / "building").touch()
+    return workload(dataset=Hung())
+"""
+
+PARENT = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from trial_kit import QUICK, config
+from pipetune.core.study import WorkloadSpec
+from pipetune.trial.runner import HostRunner
+folder = Path(sys.argv[1])
+spec = WorkloadSpec(target="job.py:build", options={}, folder=str(folder))
+HostRunner(spec, device="cpu", seed=0, log_folder=folder / "logs").run(config(2), QUICK)
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "files"), [("while its workers hang", "hung-*"), ("while it is being started", "logs/host-1.log")]
+)
+def test_a_host_dies_with_its_parent(tmp_path, moment, files):
+    # GIVEN a parent of its own with a host, which has two workers that hang or has only just been started
+    (tmp_path / "job.py").write_text(PRELUDE + textwrap.dedent(HUNG))
+    wanted = 2 if "workers" in moment else 1
+    paths = [path for path in sys.path if path.endswith(("tests", "tests/trial"))]
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), *paths]) as parent:
+        assert left_after(60, lambda: wanted - len(list(tmp_path.glob(files)))) == 0
+        assert left_after(5, lambda: not psutil.Process(parent.pid).children()) is False
+        (host,) = psutil.Process(parent.pid).children()
+        assert len(family(host.pid)) == (3 if wanted == 2 else 1)
+        # WHEN the parent is killed
+        parent.kill()
+    # THEN nothing of it remains
+    assert left_after(10, lambda: family(host.pid)) == [], moment
+
+
+@contextmanager
+def _alarm(seconds):
+    """Raise TimeoutError in the middle of what would otherwise go on for ever."""
+
+    def ring(_number, _frame):
+        message = f"still there after {seconds} s"
+        raise TimeoutError(message)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    left = signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(left)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _open_files():
+    """What this process holds open, without the folder that is listed."""
+    return sorted(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists())

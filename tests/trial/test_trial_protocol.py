@@ -1,0 +1,75 @@
+import math
+
+import pytest
+from builders import facts, failure, measurement, trial_config
+
+from pipetune.core.measurement import Phase
+from pipetune.core.study import WorkloadSpec
+from pipetune.trial.protocol import (
+    FailedEvent,
+    MeasuredEvent,
+    MeasureLimits,
+    PhaseEvent,
+    ReadyEvent,
+    RefusedEvent,
+    SetUpRequest,
+    TrialRequest,
+    decode_event,
+    decode_request,
+    encode,
+)
+
+SPEC = WorkloadSpec(target="job.py:build", options={"a": [1, None, {"b": "é\n"}]}, folder="/tmp")
+REQUESTS = [
+    SetUpRequest(spec=SPEC, device="cpu", seed=3, serial=True),
+    TrialRequest(config=trial_config(2), limits=MeasureLimits(), compute_only=True),
+    TrialRequest(config=trial_config(0), limits=MeasureLimits(max_s=1), compute_only=False),
+]
+EVENTS = [
+    PhaseEvent(phase=Phase.WARM_UP),
+    ReadyEvent(facts=facts()),
+    MeasuredEvent(measurement=measurement()),
+    MeasuredEvent(measurement=measurement(compute_only_samples_per_sec=math.inf)),
+    FailedEvent(failure=failure(message="line 1\nline 2 é")),
+    RefusedEvent(message="no", traceback_text="Traceback\n  a\n"),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda message: message.kind)
+def test_a_request_is_one_line_and_comes_back_the_same(request_):
+    line = encode(request_)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert decode_request(line) == request_
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda message: message.kind)
+def test_an_event_is_one_line_and_comes_back_the_same(event):
+    line = encode(event)
+    assert line.count(b"\n") == 1
+    assert decode_event(line) == event
+
+
+def test_a_name_that_is_no_utf_8_does_not_hide_the_error():
+    """Linux file names are bytes: Python shows those that are no UTF-8 as lone surrogates."""
+    event = FailedEvent(failure=failure(message="cannot read photo-\udce9.jpg", traceback_text="\udce9"))
+    told = decode_event(encode(event))
+    assert told.failure.message.startswith("cannot read photo-")
+    assert told.failure.message.endswith(".jpg")
+
+
+@pytest.mark.parametrize("options", [{"clip": math.inf}, {"class_weights": {0: 1.0, 1: 5.0}}], ids=["inf", "int_key"])
+def test_options_reach_the_child_as_the_config_gave_them(options):
+    spec = WorkloadSpec(target="job.py:build", options=options, folder="/tmp")
+    request = SetUpRequest(spec=spec, device="cpu", seed=0, serial=True)
+    assert decode_request(encode(request)).spec.options == options
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"garbage\n", b"{}\n", b'{"kind": "measured"}\n', b"\xff\n", b"[1]\n"])
+def test_what_is_no_event_is_passed_over(line):
+    assert decode_event(line) is None
+
+
+def test_what_is_no_request_is_an_error():
+    with pytest.raises(ValueError, match="kind"):
+        decode_request(b'{"kind": "other"}\n')
