@@ -152,7 +152,7 @@ def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":
     if not folder.best_file.is_file():
         raise InputError(f"{path} holds no result: there is no {folder.best_file.name}")
     tuned = tuned_file.read(folder.best_file)
-    store = StudyStore.read(storage, folder.journal_file, str(tuned.provenance.get("optuna_study")))
+    store = StudyStore.read(folder.journal_file, url=storage, name=tuned.provenance.get("optuna_study"))
     summary = store.summary()
     if summary is None:
         raise InputError(f"{path} holds no result yet: no trial of it has run to its end")

@@ -163,10 +163,10 @@ class _Reader:
     def _config(
         self, loader: yaml.KeyPath, training: yaml.KeyPath, *, says_effective: bool = True
     ) -> TrialConfig | None:
-        batch = self._get((*loader, "batch_size"), int)
-        steps = self._get((*training, "gradient_accumulation_steps"), int)
+        batch = self._count((*loader, "batch_size"), least=1)
+        steps = self._count((*training, "gradient_accumulation_steps"), least=1)
         values = {
-            "num_workers": self._get((*loader, "num_workers"), int),
+            "num_workers": self._count((*loader, "num_workers"), least=0),
             "pin_memory": self._get((*loader, "pin_memory"), bool),
             "persistent_workers": self._get((*loader, "persistent_workers"), bool),
             "batch_size": batch,
@@ -188,6 +188,13 @@ class _Reader:
         except InputError as error:
             self._problem(loader, str(error))
             return None
+
+    def _count(self, path: yaml.KeyPath, *, least: int) -> int | None:
+        value = self._get(path, int)
+        if value is not None and value < least:
+            self._problem(path, f"found {value}; expected {least} or more")
+            return None
+        return value  # type: ignore[no-any-return]
 
     def _amp(self, path: yaml.KeyPath) -> Amp | None:
         value = self._get(path, str)

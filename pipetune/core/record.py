@@ -78,6 +78,7 @@ class StudySummary:
     study: str
     plan: TrainingPlan
     space_size: int
+    most_workers: int
     workers_limit: str
     notes: tuple[str, ...]
     seconds: float

@@ -230,6 +230,11 @@ def _batches(declared: Auto | Bounds | tuple[int, ...], limits: MachineLimits, e
                 f"training.effective_batch_size: {effective} is not a multiple of {limits.fixed_batch}, "
                 "the batch that the workload's own batch_sampler or make_loader gives"
             )
+        if isinstance(declared, tuple) and limits.fixed_batch not in declared:
+            raise InputError(
+                f"search.batch_size: only {limits.fixed_batch} can be had: the workload's own batch_sampler or "
+                "make_loader decides it"
+            )
         return (limits.fixed_batch,)
     if isinstance(declared, tuple):
         for value in declared:

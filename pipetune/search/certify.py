@@ -61,26 +61,42 @@ def reported(arm: Arm, plan: TrainingPlan) -> Measured:
 
 
 def choose(certification: Certification, plan: TrainingPlan, objective: Objective) -> int:
-    """Index of the winning arm: the baseline (the last one) unless another is better beyond the noise."""
-    arms = certification.arms
-    baseline = len(arms) - 1
-    if baseline == 0:
-        return 0
-    if objective is Objective.WEIGHTED:
-        return _choose_weighted(certification, plan)
+    """Index of the winning arm: the baseline (the last one) unless another is better beyond the noise.
+
+    The first rounds order the arms and tell which are tied; of the tied the preferred one that gains wins.
+    """
+    arms, baseline = certification.arms, len(certification.arms) - 1
     first = [Measured.of(_pooled(arm.rounds[:CHOOSING_ROUNDS]), plan) for arm in arms]
-    order = sorted(range(baseline), key=lambda i: first[i].effective_samples_per_sec.value, reverse=True)
-    tied = [i for i in order if is_tied(first[order[0]], first[i])]
-    winner = tied[preferred([(arms[i].config, first[i]) for i in tied])]
-    return winner if gains(reported(arms[winner], plan), reported(arms[baseline], plan)) else baseline
+    later = [reported(arm, plan) for arm in arms]
+    scores = _scores(first, objective)
+    order = sorted(range(baseline), key=scores.__getitem__, reverse=True)
+    tied = [i for i in order if _is_level(i, order[0], first, scores, objective)]
+    while tied:
+        winner = tied[preferred([(arms[i].config, first[i]) for i in tied])]
+        if _gains(winner, later, objective):
+            return winner
+        tied.remove(winner)
+    return baseline
 
 
-def _choose_weighted(certification: Certification, plan: TrainingPlan) -> int:
-    measured = [reported(arm, plan) for arm in certification.arms]
+def _scores(measured: Sequence[Measured], objective: Objective) -> list[float]:
     rate = measured[-1].effective_samples_per_sec.value
-    scores = [score(Objective.WEIGHTED, one, baseline_rate=rate)[0] for one in measured]
-    winner = max(range(len(scores)), key=scores.__getitem__)
-    return winner if scores[winner] > scores[-1] * (1 + TIE_FLOOR) else len(scores) - 1
+    return [score(objective, one, baseline_rate=rate)[0] for one in measured]
+
+
+def _is_level(
+    one: int, leader: int, measured: Sequence[Measured], scores: Sequence[float], objective: Objective
+) -> bool:
+    if objective is Objective.WEIGHTED:
+        return scores[one] >= scores[leader] * (1 - TIE_FLOOR)
+    return is_tied(measured[leader], measured[one])
+
+
+def _gains(winner: int, measured: Sequence[Measured], objective: Objective) -> bool:
+    if objective is Objective.WEIGHTED:
+        scores = _scores(measured, objective)
+        return scores[winner] * (1 - TIE_FLOOR) > scores[-1]
+    return gains(measured[winner], measured[-1])
 
 
 def _spanning(estimate: Estimate, values: Sequence[float]) -> Estimate:
@@ -91,6 +107,7 @@ def _spanning(estimate: Estimate, values: Sequence[float]) -> Estimate:
 def _pooled(rounds: Sequence[Measurement]) -> Measurement:
     """Several measurements of one configuration as one: all windows, mean epoch starts."""
     first = rounds[0]
+    usage = _pooled_usage([one.gpu for one in rounds if one.gpu is not None])
     refills = [one.epoch_start.refill_s for one in rounds if one.epoch_start.refill_s is not None]
     return replace(
         first,
@@ -100,7 +117,8 @@ def _pooled(rounds: Sequence[Measurement]) -> Measurement:
             refill_s=sum(refills) / len(refills) if refills else None,
         ),
         settled=all(one.settled for one in rounds),
-        gpu=_pooled_usage([one.gpu for one in rounds if one.gpu is not None]),
+        gpu=usage,
+        gpu_reason=None if usage else first.gpu_reason,
         peak_gpu_memory_bytes=max((one.peak_gpu_memory_bytes or 0 for one in rounds), default=0) or None,
         host_memory_bytes=max((one.host_memory_bytes or 0 for one in rounds), default=0) or None,
     )

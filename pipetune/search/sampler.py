@@ -2,7 +2,9 @@
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -10,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
 
 from pipetune.core.space import Amp, SearchSpace, TrialConfig
 
@@ -47,30 +50,6 @@ def params_of(config: TrialConfig) -> dict[str, Any]:
     return params
 
 
-def suggest(trial: optuna.Trial, space: SearchSpace) -> TrialConfig:
-    """Ask the trial for every parameter that exists there."""
-    ranges = distributions(space)
-
-    def value(name: str) -> Any:
-        wanted = ranges[name]
-        if isinstance(wanted, IntDistribution):
-            return trial.suggest_int(name, wanted.low, wanted.high, log=wanted.log)
-        assert isinstance(wanted, CategoricalDistribution)
-        return trial.suggest_categorical(name, wanted.choices)
-
-    workers = value("num_workers")
-    batch = value("batch_size")
-    return TrialConfig(
-        num_workers=workers,
-        prefetch_factor=value("prefetch_factor") if workers > 0 else None,
-        pin_memory=value("pin_memory"),
-        persistent_workers=value("persistent_workers") if workers > 0 else False,
-        batch_size=batch,
-        accumulation_steps=space.effective_batch_size // batch,
-        amp=Amp(value("amp")),
-    )
-
-
 class SpaceSampler(BaseSampler):
     """TPE, moved to the nearest configuration of the space that is allowed and was not measured yet.
 
@@ -87,7 +66,7 @@ class SpaceSampler(BaseSampler):
     ) -> None:
         """`is_open` tells whether a configuration may still be proposed."""
         self._is_open = is_open
-        self._seed = seed
+        self._queue: deque[TrialConfig] = deque()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             self._tpe = tpe or TPESampler(n_startup_trials=STARTUP_TRIALS, multivariate=True, seed=seed)
@@ -95,8 +74,47 @@ class SpaceSampler(BaseSampler):
 
     def use(self, space: SearchSpace) -> None:
         """Propose from this space from now on."""
+        self._space = space
         self._ranges = distributions(space)
         self._points = [(config, _position(config)) for config in space.configs()]
+
+    def queue(self, config: TrialConfig) -> None:
+        """Ask for this configuration before any of the sampler's own; it may lie outside of the space."""
+        self._queue.append(config)
+
+    def ask(self, study: optuna.Study) -> tuple[optuna.Trial, TrialConfig]:
+        """The next trial and its configuration. Raises SpaceExhaustedError where none is left."""
+        trial = study.ask()
+        space = _stretched(self._space, self._queue[0]) if self._queue else self._space
+        self._ranges = distributions(space)
+        try:
+            return trial, self._suggest(trial, space)
+        except SpaceExhaustedError:
+            study.tell(trial, state=OptunaState.FAIL)
+            raise
+
+    def _suggest(self, trial: optuna.Trial, space: SearchSpace) -> TrialConfig:
+        """Every parameter that exists there, one by one."""
+        ranges = self._ranges
+
+        def value(name: str) -> Any:
+            wanted = ranges[name]
+            if isinstance(wanted, IntDistribution):
+                return trial.suggest_int(name, wanted.low, wanted.high, log=wanted.log)
+            assert isinstance(wanted, CategoricalDistribution)
+            return trial.suggest_categorical(name, wanted.choices)
+
+        workers = value("num_workers")
+        batch = value("batch_size")
+        return TrialConfig(
+            num_workers=workers,
+            prefetch_factor=value("prefetch_factor") if workers > 0 else None,
+            pin_memory=value("pin_memory"),
+            persistent_workers=value("persistent_workers") if workers > 0 else False,
+            batch_size=batch,
+            accumulation_steps=max(1, space.effective_batch_size // batch),
+            amp=Amp(value("amp")),
+        )
 
     def reseed_rng(self) -> None:
         """Part of Optuna's interface."""
@@ -110,21 +128,27 @@ class SpaceSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """One open configuration. Raises SpaceExhaustedError where none is left."""
-        wished = self._tpe.sample_relative(study, trial, self._relative)
-        for name, rng in search_space.items():
-            if name not in wished:
-                wished[name] = self._tpe.sample_independent(study, trial, name, rng)
+        """What was queued, or else an open configuration near TPE's wish."""
+        if self._queue and self._is_open(self._queue[0]):
+            config = self._queue.popleft()
+        else:
+            # What was queued may have met a memory limit since: then its nearest neighbour is wished for.
+            config = self.nearest_open(params_of(self._queue.popleft()) if self._queue else self._wish(study, trial))
+        return {name: value for name, value in params_of(config).items() if name in search_space}
+
+    def _wish(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
+        wish = self._tpe.sample_relative(study, trial, self._relative)
         for name, rng in self._ranges.items():
             if rng.single():
-                wished[name] = _only_value(rng)
-        params = params_of(self.nearest_open(wished))
-        return {name: value for name, value in params.items() if name in search_space}
+                wish[name] = _only_value(rng)
+            elif name not in wish:
+                wish[name] = self._tpe.sample_independent(study, trial, name, rng)
+        return wish
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Only for a parameter that an enqueued trial left out."""
+        """Only for what a trial enqueued by another program left out."""
         return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def nearest_open(self, wished: Mapping[str, Any]) -> TrialConfig:
@@ -135,6 +159,17 @@ class SpaceSampler(BaseSampler):
             if self._is_open(config):
                 return config
         raise SpaceExhaustedError
+
+
+def _stretched(space: SearchSpace, config: TrialConfig) -> SearchSpace:
+    """The space widened so that its distributions hold one more configuration."""
+    prefetch = {*space.prefetch_factor, config.prefetch_factor or space.prefetch_factor[0]}
+    return replace(
+        space,
+        num_workers=tuple(sorted({*space.num_workers, config.num_workers})),
+        prefetch_factor=tuple(sorted(prefetch)),
+        batch_size=tuple(sorted({*space.batch_size, config.batch_size})),
+    )
 
 
 def _only_value(distribution: BaseDistribution) -> Any:

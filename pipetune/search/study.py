@@ -1,7 +1,7 @@
 """One study from its first process to its result: baseline, search, certification."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from pipetune.search.budget import Spending
 from pipetune.search.certify import choose, finalists, ranked, reported
 from pipetune.search.plan import default_baseline, seeds
 from pipetune.search.progress import Progress
-from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, params_of, suggest
+from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, params_of
 from pipetune.search.signals import Signals
 from pipetune.search.terms import hardware_facts, measure_limits, resolved_space, study_key, training_plan
 from pipetune.storage.study_store import StudyKey, StudyStore
@@ -87,6 +87,7 @@ class StudyRun:
         self._first_number = self._store.trial_count()
         self._spending = Spending(self._config.budget, spent_before_s=self._spent_before_s())
         self._spending.set_up_s = set_up_s
+        self._space = self._as_wide_as_before(self._space)
         self._sampler = SpaceSampler(self._space, seed=self._config.seed, is_open=self._is_open)
         self._store.study.sampler = self._sampler
         self._progress.ready(self._facts, self._space, self._hardware.cpus_limit, self._plan)
@@ -114,8 +115,19 @@ class StudyRun:
         return self._store.records()
 
     def _spent_before_s(self) -> float:
-        kept = self._store.certification()
-        return sum(record.seconds for record in self._records()) + (kept.seconds if kept else 0.0)
+        """What the trials cost, and set-ups and certifications too where an earlier run came to say so."""
+        summary = self._store.summary()
+        return max(sum(record.seconds for record in self._records()), summary.seconds if summary else 0.0)
+
+    def _as_wide_as_before(self, space: SearchSpace) -> SearchSpace:
+        """Widen the workers as far as an earlier run did."""
+        summary = self._store.summary()
+        while summary is not None and space.num_workers[-1] < summary.most_workers:
+            wider = widened(space, cpus_usable=self._hardware.cpus_usable)
+            if wider is space:
+                break
+            space = wider
+        return space
 
     def _check_objective(self) -> None:
         if self._config.objective.needs_utilization and not self._facts.has_accelerator:
@@ -181,27 +193,22 @@ class StudyRun:
         for record in self._records():
             if record.config == config and record.outcome is not None and not self._is_old_failure(record):
                 return record.outcome
-        self._store.study.enqueue_trial(params_of(config))
-        trial = self._store.study.ask()
-        # Suggested one by one: a baseline may lie outside of the space.
-        suggest(trial, _including(self._space, config))
-        return self._run_trial(trial, config, "baseline")
+        self._sampler.queue(config)
+        trial, asked = self._sampler.ask(self._store.study)
+        return self._run_trial(trial, asked, "baseline")
 
     # --- the search ----------------------------------------------------------------------------------------
 
     def _search(self) -> None:
         for seed in self._seeds():
-            if self._is_open(seed):
-                self._store.study.enqueue_trial(params_of(seed), skip_if_exists=True)
+            self._sampler.queue(seed)
         while self._spending.allows_trial(self._records(), self._arm_seconds()):
-            trial = self._store.study.ask()
             try:
-                config = suggest(trial, self._space)
+                trial, config = self._sampler.ask(self._store.study)
             except SpaceExhaustedError:
-                self._store.abandon(trial)
                 self._note("every configuration that can work here has been measured")
                 return
-            if not self._is_open(config):
+            if config not in self._space or not self._is_open(config):
                 self._store.abandon(trial)
                 continue
             self._run_trial(trial, config, "search")
@@ -209,12 +216,14 @@ class StudyRun:
                 return
             self._widen()
 
-    def _seeds(self) -> Iterator[TrialConfig]:
-        """An older result moved into this space, then the rules."""
-        if self._start_from is not None:
-            with suppress(SpaceExhaustedError):
-                yield self._sampler.nearest_open(params_of(self._start_from))
-        yield from seeds(self._space, cpus_usable=self._hardware.cpus_usable)
+    def _seeds(self) -> list[TrialConfig]:
+        """An older result, moved into this space, and the rules; without what was measured already."""
+        older = []
+        with suppress(SpaceExhaustedError):
+            older = [self._sampler.nearest_open(params_of(self._start_from))] if self._start_from else []
+        tried = {record.config for record in self._records()}
+        wished = dict.fromkeys([*older, *seeds(self._space, cpus_usable=self._hardware.cpus_usable)])
+        return [config for config in wished if config not in tried]
 
     def _arm_seconds(self) -> list[float]:
         """What each arm of a certification took as a trial."""
@@ -288,7 +297,8 @@ class StudyRun:
             num_workers=wider.num_workers[-1],
             prefetch_factor=leader.config.prefetch_factor or wider.prefetch_factor[0],
         )
-        self._store.study.enqueue_trial(params_of(more), skip_if_exists=True)
+        self._sampler.queue(more)
+        self._keep_summary()
         self._note(
             f"the best so far uses all {leader.config.num_workers} workers that were allowed and still waits "
             f"for data: up to {wider.num_workers[-1]} are tried"
@@ -368,6 +378,7 @@ class StudyRun:
             study=self._config.study,
             plan=self._plan,
             space_size=len(self._space),
+            most_workers=self._space.num_workers[-1],
             workers_limit=self._hardware.cpus_limit,
             notes=tuple(dict.fromkeys(notes)),
             seconds=self._spending.seconds(),
@@ -442,16 +453,6 @@ def _is_beyond(config: TrialConfig, failure: TrialFailure) -> bool:
             and (config.prefetch_factor or 0) >= (met.prefetch_factor or 0)
         )
     return False
-
-
-def _including(space: SearchSpace, config: TrialConfig) -> SearchSpace:
-    """The space stretched so that its distributions hold one more configuration."""
-    return replace(
-        space,
-        num_workers=tuple(sorted({*space.num_workers, config.num_workers})),
-        prefetch_factor=tuple(sorted({*space.prefetch_factor, config.prefetch_factor or space.prefetch_factor[0]})),
-        batch_size=tuple(sorted({*space.batch_size, config.batch_size})),
-    )
 
 
 def _table_of_reasons(records: tuple[TrialRecord, ...]) -> str:

@@ -75,15 +75,16 @@ class StudyStore:
         return cls(opened, is_shared=url is not None)
 
     @classmethod
-    def read(cls, url: str | None, journal: Path, name: str) -> "StudyStore":
-        """Open a study that is there by its name in the storage. Raises InputError where it is not."""
+    def read(cls, journal: Path, *, url: str | None = None, name: str | None = None) -> "StudyStore":
+        """Open a study that is there, by its name or the last one. Raises InputError where it is not."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         if url is None and not journal.is_file():
-            raise InputError(f"there is no {journal}; give --storage where the trials are in a database")
-        try:
-            study = optuna.load_study(study_name=name, storage=_storage(url, journal))
-        except KeyError:
-            raise InputError(f"the storage of {journal.parent} holds no study {name!r}") from None
+            raise InputError(f"{journal.parent} holds no study: there is no {journal.name}")
+        storage = _storage(url, journal)
+        names = optuna.get_all_study_names(storage)
+        if not names or (name is not None and name not in names):
+            raise InputError(f"{'the given storage' if url else journal} holds no study{f' {name}' if name else ''}")
+        study = optuna.load_study(study_name=name or names[-1], storage=storage)
         return cls(study, is_shared=url is not None)
 
     def records(self) -> tuple[TrialRecord, ...]:
@@ -167,7 +168,13 @@ class StudyStore:
 
 def _storage(url: str | None, journal: Path) -> BaseStorage:
     if url is None:
-        return JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal))))
+        try:
+            return JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal))))
+        except (ValueError, KeyError, TypeError, AssertionError, OSError) as error:
+            raise InputError(
+                f"{journal} is no Optuna journal, or a damaged one ({type(error).__name__}); "
+                "start over with --fresh, or choose another folder with --study-dir"
+            ) from error
     try:
         return optuna.storages.get_storage(url)
     except Exception as error:  # whatever the database driver raises
@@ -179,10 +186,11 @@ def _refuse_other_key(storage: BaseStorage, name: str, key: StudyKey, journal: P
     for frozen in storage.get_all_studies():
         if frozen.study_name == name:
             return
-        theirs = frozen.user_attrs.get("key", {})
-        differing = sorted(part for part in {*theirs, *key.parts} if theirs.get(part) != key.parts.get(part))
+        theirs = {"study": frozen.study_name.rpartition("-")[0], **frozen.user_attrs.get("key", {})}
+        ours = {"study": name.rpartition("-")[0], **key.parts}
+        differing = sorted(part for part in {*theirs, *ours} if theirs.get(part) != ours.get(part))
         told = "; ".join(
-            f"{part}: {theirs.get(part, 'unknown')} there, {key.parts.get(part, 'unknown')} now" for part in differing
+            f"{part}: {theirs.get(part, 'unknown')} there, {ours.get(part, 'unknown')} now" for part in differing
         )
         raise StudyConflictError(
             f"{journal.parent} holds a study of something else ({told}); "

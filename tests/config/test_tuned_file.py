@@ -379,8 +379,8 @@ def test_a_missing_block_is_told_with_every_key_of_it(tmp_path):
 def test_two_impossible_values_of_one_block_are_both_named(tmp_path):
     path = edited(tmp_path, ("  batch_size: 256", "  batch_size: -1"), ("  num_workers: 14", "  num_workers: -2"))
     found = "\n".join(problems(path))
-    assert "batch_size is -1" in found
-    assert "num_workers is -2" in found
+    assert "line 4: dataloader.batch_size: found -1; expected 1 or more" in found
+    assert "dataloader.num_workers: found -2; expected 0 or more" in found
 
 
 def test_a_wrong_rate_does_not_hide_what_is_wrong_below_it(tmp_path):

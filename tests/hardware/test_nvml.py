@@ -55,7 +55,7 @@ def test_a_lost_gpu_does_not_hide_the_others():
 
 def test_a_gpu_that_does_not_tell_its_memory_is_still_listed():
     gpus, _, _ = list_gpus(FakeNVML(FakeDevice("GPU-a", memory_bytes=None)))
-    assert gpus[0].memory_bytes == 0
+    assert gpus[0].memory_bytes is None
 
 
 @pytest.mark.parametrize(

@@ -63,19 +63,50 @@ def test_time_for_certification_is_kept_back():
     reserve_s = (ROUNDS - 1) * (9.0 + 2.0 + 11.0 + 2.0)
     # THEN a trial is allowed while it and the certification fit, and not a second longer
     clock.now_s += 200.0 - reserve_s - 10.0 - 1.0
-    assert spent.allows_trial(done, [done[0], done[2]])
+    assert spent.allows_trial(done, [9.0, 11.0])
     clock.now_s += 2.0
-    assert not spent.allows_trial(done, [done[0], done[2]])
+    assert not spent.allows_trial(done, [9.0, 11.0])
 
 
 def test_certification_keeps_back_no_more_than_its_share():
     spent, clock = spending(seconds=60.0)
     spent.set_up_s = 1000.0
-    done = records(10.0)
     clock.now_s += 60.0 * CERTIFICATION_SHARE - 11.0
-    assert spent.allows_trial(done, done)
+    assert spent.allows_trial(records(10.0), [10.0])
     clock.now_s += 2.0
-    assert not spent.allows_trial(done, done)
+    assert not spent.allows_trial(records(10.0), [10.0])
+
+
+@pytest.mark.parametrize(
+    ("left_s", "arms"),
+    [
+        (200.0, 4),  # 4 arms of 10 s, two rounds
+        (80.0, 4),
+        (79.0, 3),
+        (59.0, 2),
+        (0.0, 2),  # the leader and the baseline are always certified
+    ],
+)
+def test_as_many_finalists_as_fit_are_certified(left_s, arms):
+    spent, clock = spending(seconds=500.0)
+    clock.now_s += 500.0 - left_s
+    assert spent.affordable_arms([10.0, 10.0, 10.0, 10.0]) == arms
+
+
+def test_the_baselines_own_cost_counts():
+    spent, _ = spending(seconds=100.0)
+    assert spent.affordable_arms([5.0, 5.0, 5.0, 60.0]) == 2
+    assert spent.affordable_arms([5.0, 5.0, 5.0, 30.0]) == 4
+
+
+@pytest.mark.parametrize("arms", [1, 2, 4])
+def test_without_a_limit_of_time_all_finalists_are_certified(arms):
+    assert spending(trials=5)[0].affordable_arms([1000.0] * arms) == arms
+
+
+def test_a_baseline_alone_is_certified_however_dear():
+    spent, _ = spending(seconds=1.0)
+    assert spent.affordable_arms([1000.0]) == 1
 
 
 def test_whichever_is_spent_first_ends_the_search():

@@ -61,6 +61,17 @@ def test_former_handlers_come_back():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
+def test_a_signal_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals = Signals()
+    try:
+        with signals.caught(), signals.interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_outside_of_the_main_thread_nothing_is_caught():
     before, seen = signal.getsignal(signal.SIGINT), []
 

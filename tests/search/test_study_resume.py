@@ -9,10 +9,12 @@ from scripted import ScriptedRunner, fails_with, gpu_holds, loader_bound
 from pipetune.config import tuned_file
 from pipetune.core.measurement import FailureKind
 from pipetune.core.objective import Objective
+from pipetune.core.space import DeclaredSpace
 from pipetune.core.tuned import Status
 from pipetune.errors import InterruptedStudyError, NothingWorksError, StudyConflictError, WorkloadError
 
 CONFIG = study_config(trials=6)
+WORKERS = DeclaredSpace(num_workers=(1, 2, 3, 4))
 RULE = trial_config(3, batch_size=256, accumulation_steps=1, persistent_workers=True)
 
 
@@ -187,6 +189,27 @@ def test_where_nothing_worked_the_next_run_may_find_something(lab):
     result = lab.run(study_config(trials=12), runner())
     assert result.tuned.config.num_workers > 0
     assert len(result.records) == 12
+
+
+def test_what_failed_in_an_earlier_run_is_tried_again(lab):
+    # GIVEN a run in which the rule crashed
+    lab.run(study_config(trials=3), runner(fails=fails_with(FailureKind.CRASH, lambda config: config == RULE)))
+    # WHEN the user has repaired the code and allows more
+    more = runner()
+    lab.run(study_config(trials=6), more)
+    # THEN it may be measured now
+    assert RULE in more.searched
+
+
+def test_failures_of_earlier_runs_do_not_end_this_one(lab):
+    crashing = {"fails": fails_with(FailureKind.CRASH, lambda config: config.num_workers > 0)}
+    # GIVEN a run that ended after five crashes in a row
+    lab.run(study_config(trials=6, search=WORKERS, baseline=trial_config(0)), runner(**crashing))
+    # WHEN it may go on, and crashes fewer times
+    more = runner(**crashing)
+    lab.run(study_config(trials=10, search=WORKERS, baseline=trial_config(0)), more)
+    # THEN the five of before are not counted in
+    assert len(more.searched) == 4
 
 
 # --- what changed between the runs -----------------------------------------------------------------------------

@@ -109,21 +109,6 @@ def test_a_refused_process_leaves_optunas_lock_alone(tmp_path):
         assert held.exists()
 
 
-def test_clear_forgets_trials_and_result_and_nothing_else(tmp_path):
-    mine = tmp_path / "notes.txt"
-    with StudyFolder(tmp_path) as folder:
-        for file in (folder.best_file, folder.journal_file, mine):
-            file.write_text("x")
-        folder.clear()
-        assert [file.exists() for file in (folder.best_file, folder.journal_file, mine)] == [False, False, True]
-
-
-def test_clear_needs_no_files(tmp_path):
-    with StudyFolder(tmp_path) as folder:
-        folder.clear()
-        assert not folder.journal_file.exists()
-
-
 def test_a_file_in_the_folders_place_is_bad_input(tmp_path):
     (tmp_path / "study").write_text("I am a file")
     with pytest.raises(InputError, match=r"study folder .*/study: File exists; choose another with --study-dir"):

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 
 import optuna
 import pytest
@@ -28,8 +29,8 @@ def journal(tmp_path):
     return tmp_path / "study.journal"
 
 
-def opened(journal, *, key=KEY, study="quick", directions=1, url=None):
-    return StudyStore.open(url, journal, study=study, key=key, directions=directions)
+def opened(journal, *, key=KEY, study="quick", directions=1, url=None, fresh=False):
+    return StudyStore.open(url, journal, study=study, key=key, directions=directions, fresh=fresh)
 
 
 def told(store, outcome, values=None):
@@ -335,20 +336,81 @@ def test_one_database_holds_many_studies(tmp_path, journal):
     assert not journal.exists()
 
 
+def test_fresh_forgets_the_trials(journal):
+    told(opened(journal), measurement())
+    assert opened(journal, fresh=True).records() == ()
+    assert StudyStore.read(journal).records() == ()
+
+
+def test_fresh_forgets_a_study_of_something_else(journal):
+    told(opened(journal), measurement())
+    other = StudyKey(parts={**KEY.parts, "objective": "pareto"})
+    assert opened(journal, key=other, fresh=True).records() == ()
+
+
+def test_fresh_needs_nothing_to_forget(journal):
+    assert opened(journal, fresh=True).records() == ()
+
+
+def test_fresh_in_a_database_forgets_this_study_alone(tmp_path, journal):
+    # GIVEN a database with two studies
+    url = f"sqlite:///{tmp_path}/studies.db"
+    other = StudyKey(parts={**KEY.parts, "objective": "pareto"})
+    told(opened(journal, url=url), measurement())
+    told(opened(journal, url=url, key=other), measurement())
+    # WHEN one starts over
+    assert opened(journal, url=url, fresh=True).records() == ()
+    # THEN the other is as it was
+    assert len(opened(journal, url=url, key=other).records()) == 1
+
+
+def test_fresh_replaces_a_garbage_journal(journal):
+    journal.write_bytes(b"this is no journal\n")
+    assert opened(journal, fresh=True).records() == ()
+
+
+def test_trials_of_another_host_in_a_shared_storage_go_on(tmp_path, journal):
+    store = opened(journal, url=f"sqlite:///{tmp_path}/studies.db")
+    store.study.ask()
+    store.fail_stale_trials()
+    assert store.study.trials[0].state is OptunaState.RUNNING
+
+
+def test_trials_of_any_state_are_counted(journal):
+    store = opened(journal)
+    assert store.trial_count() == 0
+    told(store, measurement())
+    store.abandon(store.study.ask())
+    store.study.enqueue_trial(params_of(trial_config()))
+    assert store.trial_count() == 3
+
+
 def test_a_study_is_read_from_its_folder(journal):
     told(opened(journal), measurement())
     assert len(StudyStore.read(journal).records()) == 1
 
 
 def test_reading_a_folder_without_a_study_is_bad_input(journal):
-    with pytest.raises(InputError, match=r"holds no study: there is no study\.journal$"):
+    with pytest.raises(InputError, match=r"there is no study\.journal"):
         StudyStore.read(journal)
     assert not journal.exists()
 
 
+def test_a_study_is_read_by_its_name(tmp_path, journal):
+    # GIVEN a database with two studies
+    url = f"sqlite:///{tmp_path}/studies.db"
+    mine = opened(journal, url=url)
+    told(mine, measurement())
+    opened(journal, url=url, key=StudyKey(parts={**KEY.parts, "objective": "pareto"}))
+    # THEN each is found
+    assert len(StudyStore.read(journal, url=url, name=mine.name).records()) == 1
+    with pytest.raises(InputError, match="holds no study nobody"):
+        StudyStore.read(journal, url=url, name="nobody")
+
+
 def test_an_empty_journal_holds_no_study(journal):
     journal.touch()
-    with pytest.raises(InputError, match=r"study\.journal holds no study$"):
+    with pytest.raises(InputError, match=r"holds no study$"):
         StudyStore.read(journal)
 
 
@@ -370,14 +432,14 @@ GARBAGE = [
 @pytest.mark.parametrize("content", GARBAGE)
 def test_opening_a_garbage_journal_is_bad_input(journal, content):
     journal.write_bytes(content)
-    with pytest.raises(InputError, match=r"study\.journal"):
+    with pytest.raises(InputError, match=re.escape(str(journal.parent))):
         opened(journal)
 
 
 @pytest.mark.parametrize("content", GARBAGE)
 def test_reading_a_garbage_journal_is_bad_input(journal, content):
     journal.write_bytes(content)
-    with pytest.raises(InputError, match=r"study\.journal"):
+    with pytest.raises(InputError, match=re.escape(str(journal.parent))):
         StudyStore.read(journal)
 
 

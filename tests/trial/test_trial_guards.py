@@ -11,7 +11,7 @@ import torch
 from builders import failure
 
 from pipetune.core.measurement import FailureKind, Phase
-from pipetune.trial.guards import WorkerInit, classify_error, classify_exit, describe_exit
+from pipetune.trial.guards import classify_error, classify_exit, describe_exit
 
 KIND = FailureKind
 
@@ -177,29 +177,25 @@ def test_a_headline_skips_what_comes_after_the_error():
 CHILD_OF_A_DOOMED_PARENT = """
 import os, signal, subprocess, sys, time
 from pipetune.trial.guards import WorkerInit
+init = WorkerInit(lambda worker_id: print(os.getpid(), worker_id, flush=True))
 if os.fork() == 0:
-    WorkerInit(None)(0)
-    print(os.getpid(), flush=True)
+    init(3)
     time.sleep(60)
 time.sleep(60)
 """
 
 
-def test_a_worker_dies_with_its_host():
+def test_a_worker_runs_the_users_init_and_dies_with_its_host():
     host = subprocess.Popen([sys.executable, "-c", CHILD_OF_A_DOOMED_PARENT], stdout=subprocess.PIPE)
     with host:
-        worker = psutil.Process(int(host.stdout.readline()))
+        pid, worker_id = map(int, host.stdout.readline().split())
+        assert worker_id == 3
+        worker = psutil.Process(pid)
         os.kill(host.pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while _is_alive(worker) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not _is_alive(worker)
-
-
-def test_the_users_worker_init_fn_still_runs():
-    seen = []
-    WorkerInit(seen.append)(3)
-    assert seen == [3]
 
 
 def _is_alive(process):

@@ -22,8 +22,8 @@ from pipetune.trial.protocol import (
 SPEC = WorkloadSpec(target="job.py:build", options={"a": [1, None, {"b": "é\n"}]}, folder="/tmp")
 REQUESTS = [
     SetUpRequest(spec=SPEC, device="cpu", seed=3, serial=True),
-    TrialRequest(config=trial_config(2), limits=MeasureLimits(), compute_only=True),
-    TrialRequest(config=trial_config(0), limits=MeasureLimits(max_s=1), compute_only=False),
+    TrialRequest(config=trial_config(2), limits=MeasureLimits(), compute_only=True, cold=False),
+    TrialRequest(config=trial_config(0), limits=MeasureLimits(max_s=1), compute_only=False, cold=True),
 ]
 EVENTS = [
     PhaseEvent(phase=Phase.WARM_UP),
