@@ -73,15 +73,18 @@ class Certification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """What the storage keeps of a study beside its trials, for whoever reads it later."""
+    """What the storage keeps of a study beside its trials, for whoever reads it later.
+
+    `most_workers` is how far the worker range was widened.
+    """
 
     study: str
     plan: TrainingPlan
     space_size: int
-    most_workers: int
     workers_limit: str
     notes: tuple[str, ...]
     seconds: float
+    most_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,11 +87,16 @@ class SpaceSampler(BaseSampler):
         trial = study.ask()
         space = _stretched(self._space, self._queue[0]) if self._queue else self._space
         self._ranges = distributions(space)
+        waiting = list(self._queue)
         try:
-            return trial, self._suggest(trial, space)
+            config = self._suggest(trial, space)
         except SpaceExhaustedError:
             study.tell(trial, state=OptunaState.FAIL)
             raise
+        if "fixed_params" in study.get_trials(deepcopy=False)[trial.number].system_attrs:
+            # Another program enqueued this one; ours wait for the next.
+            self._queue = deque(waiting)
+        return trial, config
 
     def _suggest(self, trial: optuna.Trial, space: SearchSpace) -> TrialConfig:
         """Every parameter that exists there, one by one."""

@@ -150,7 +150,7 @@ class StudyRun:
     def _kept_certification(self) -> Certification | None:
         """The result of an earlier run, unless this one may spend more."""
         kept = self._store.certification()
-        if kept is None:
+        if kept is None or self._config.baseline not in {None, kept.arms[-1].config}:
             return None
         return None if self._config.budget.exceeds(kept.budget) else kept
 
@@ -194,8 +194,12 @@ class StudyRun:
             if record.config == config and record.outcome is not None and not self._is_old_failure(record):
                 return record.outcome
         self._sampler.queue(config)
-        trial, asked = self._sampler.ask(self._store.study)
-        return self._run_trial(trial, asked, "baseline")
+        while True:
+            trial, asked = self._sampler.ask(self._store.study)
+            if asked == config:
+                return self._run_trial(trial, asked, "baseline")
+            # Enqueued by another program; the baseline comes first.
+            self._store.abandon(trial)
 
     # --- the search ----------------------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class StudyRun:
         older = []
         with suppress(SpaceExhaustedError):
             older = [self._sampler.nearest_open(params_of(self._start_from))] if self._start_from else []
-        tried = {record.config for record in self._records()}
+        tried = {record.config for record in self._records() if not self._is_old_failure(record)}
         wished = dict.fromkeys([*older, *seeds(self._space, cpus_usable=self._hardware.cpus_usable)])
         return [config for config in wished if config not in tried]
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,10 +59,19 @@ class StudyStore:
         Raises StudyConflictError where the journal holds a study with another key.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        if fresh and url is None:
-            journal.unlink(missing_ok=True)
-        storage = _storage(url, journal)
         name = f"{study}-{key.digest()}"
+        if url is None:
+            if fresh:
+                journal.unlink(missing_ok=True)
+            _drop_torn_line(journal)
+        with _readable(journal):
+            return cls._opened(url, journal, name=name, key=key, directions=directions, fresh=fresh)
+
+    @classmethod
+    def _opened(
+        cls, url: str | None, journal: Path, *, name: str, key: StudyKey, directions: int, fresh: bool
+    ) -> "StudyStore":
+        storage = _storage(url, journal)
         if url is None:
             _refuse_other_key(storage, name, key, journal)
         elif fresh and name in optuna.get_all_study_names(storage):
@@ -80,8 +90,9 @@ class StudyStore:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         if url is None and not journal.is_file():
             raise InputError(f"{journal.parent} holds no study: there is no {journal.name}")
-        storage = _storage(url, journal)
-        names = optuna.get_all_study_names(storage)
+        with _readable(journal):
+            storage = _storage(url, journal)
+            names = optuna.get_all_study_names(storage)
         if not names or (name is not None and name not in names):
             raise InputError(f"{'the given storage' if url else journal} holds no study{f' {name}' if name else ''}")
         study = optuna.load_study(study_name=name or names[-1], storage=storage)
@@ -154,7 +165,8 @@ class StudyStore:
     def summary(self) -> StudySummary | None:
         """What `keep_summary` kept last."""
         kept = self.study.user_attrs.get("summary")
-        return None if kept is None else _SUMMARY.validate_python(kept)
+        with _of_this_version("the summary"):
+            return None if kept is None else _SUMMARY.validate_python(kept)
 
     def keep_certification(self, certification: Certification) -> None:
         """Keep the repeated measurements with the study."""
@@ -163,23 +175,48 @@ class StudyStore:
     def certification(self) -> Certification | None:
         """The repeated measurements, where there are any."""
         kept = self.study.user_attrs.get("certification")
-        return None if kept is None else _CERTIFICATION.validate_python(kept)
+        with _of_this_version("the certification"):
+            return None if kept is None else _CERTIFICATION.validate_python(kept)
 
 
 def _storage(url: str | None, journal: Path) -> BaseStorage:
     if url is None:
-        try:
-            return JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal))))
-        except (ValueError, KeyError, TypeError, AssertionError, OSError) as error:
-            raise InputError(
-                f"{journal} is no Optuna journal, or a damaged one ({type(error).__name__}); "
-                "start over with --fresh, or choose another folder with --study-dir"
-            ) from error
+        return JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal))))
     try:
         return optuna.storages.get_storage(url)
     except Exception as error:  # whatever the database driver raises
         # The URL may hold a password: it is not repeated.
         raise InputError(f"storage: the given URL cannot be opened: {type(error).__name__}") from error
+
+
+@contextmanager
+def _readable(journal: Path) -> Iterator[None]:
+    """Name the file where Optuna stumbles over what is in it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AssertionError, OSError) as error:
+        raise InputError(
+            f"{journal} is no Optuna journal, or a damaged one ({type(error).__name__}); "
+            "start over with --fresh, or choose another folder with --study-dir"
+        ) from error
+
+
+@contextmanager
+def _of_this_version(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValidationError, KeyError, ValueError) as error:
+        raise InputError(f"{name} of the study cannot be read (written by another version?): {error}") from error
+
+
+def _drop_torn_line(journal: Path) -> None:
+    """Cut off what a killed process wrote of its last line; the caller holds the study's lock."""
+    if not journal.is_file():
+        return
+    with journal.open("r+b") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
 
 
 def _refuse_other_key(storage: BaseStorage, name: str, key: StudyKey, journal: Path) -> None:
@@ -211,16 +248,12 @@ def _headline(measurement: Measurement, plan: TrainingPlan) -> dict[str, float |
 
 
 def _record(trial: FrozenTrial) -> TrialRecord | None:
-    try:
-        if "outcome" not in trial.user_attrs:
-            return None
+    if "outcome" not in trial.user_attrs:
+        return None
+    with _of_this_version(f"trial {trial.number}"):
         return TrialRecord(
             number=trial.number,
             config=_CONFIG.validate_python(trial.user_attrs["config"]),
             outcome=_OUTCOME.validate_python(trial.user_attrs["outcome"]),
             seconds=float(trial.user_attrs["seconds"]),
         )
-    except (ValidationError, KeyError, ValueError) as error:
-        raise InputError(
-            f"trial {trial.number} of the study cannot be read (written by another version?): {error}"
-        ) from error

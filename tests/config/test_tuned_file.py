@@ -323,7 +323,7 @@ def test_the_file_of_the_contract_is_read(tmp_path):
     ("old", "new", "problem"),
     [
         ("status: certified", "status: great", 'line 2: status: found "great"; expected certified'),
-        ("  batch_size: 256", "  batch_size: -1", "line 3: dataloader: batch_size is -1"),
+        ("  batch_size: 256", "  batch_size: -1", "line 4: dataloader.batch_size: found -1; expected 1 or more"),
         ("  batch_size: 256", "  batch_size: '256'", 'line 4: dataloader.batch_size: found "256"; expected a whole'),
         ("  batch_size: 256", "  batch_size: 256.0", "line 4: dataloader.batch_size: found 256.0; expected a whole"),
         ("  num_workers: 14", "  num_workers: true", "line 5: dataloader.num_workers: found true; expected a whole"),
@@ -337,7 +337,7 @@ def test_the_file_of_the_contract_is_read(tmp_path):
         ("value: 2404.0", "value: fast", "line 15: measured.effective_samples_per_sec.value: found"),
         ("{value: 2420.3, low: 2410, high: 2430.5}", "2420", "line 16: measured.steady_samples_per_sec: found 2420"),
         ("  epoch_start_s: 1.25\n", "", "line 14: measured.epoch_start_s: is missing; expected a number"),
-        ("    batch_size: 64", "    batch_size: 0", "line 24: baseline.config: batch_size is 0"),
+        ("    batch_size: 64", "    batch_size: 0", "line 25: baseline.config.batch_size: found 0; expected 1 or more"),
         ("    amp: fp32", "    amp: 32", "line 31: baseline.config.amp: found 32; expected text"),
         ("limit: compute", "limit: 3", "line 41: ceiling.limit: found 3; expected text"),
         ("hardware: {", "hardwire: {", "hardware: is missing; expected keys with values"),
@@ -362,7 +362,7 @@ def test_all_problems_come_together(tmp_path):
         "line 5: dataloader.num_workers",
         "line 12: training.amp",
         "line 16: measured.steady_samples_per_sec.value",
-        "line 24: baseline.config: ",
+        "line 30: baseline.config.gradient_accumulation_steps: found 0",
         "line 41: ceiling.samples_per_sec",
     ):
         assert key in found

@@ -53,6 +53,7 @@ def summary(**changes):
         "study": "photos",
         "plan": PLAN,
         "space_size": 1224,
+        "most_workers": 16,
         "workers_limit": "CPU affinity (16 of 64)",
         "notes": (),
         "seconds": 254.6,

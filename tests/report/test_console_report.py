@@ -49,7 +49,7 @@ def test_nothing_is_wider_than_80_columns_or_cut(made):
 
 
 def test_the_longest_configuration_keeps_its_line_in_the_table_of_trials():
-    assert " 123  w=128 p=16 pin persist b=4096x16 bf16  12,345,679 " in shown(widest())
+    assert "*123  w=128 p=16 pin persist b=4096x16 bf16  12,345,679 " in shown(widest())
 
 
 def test_every_failure_kind_is_told():
@@ -69,7 +69,7 @@ def test_each_fact_of_a_certified_result_is_there():
         "97 % of the 2,488 samples/s",
         "changes training: the forward pass runs in bf16",
         "note: two rounds",
-        "wrote studies/photos/best.yaml",
+        "result: studies/photos/best.yaml",
     ):
         assert fact in text
 
@@ -96,7 +96,7 @@ def test_markup_in_what_users_name_is_shown_as_it_is(nasty):
 
     # THEN it is shown, not obeyed
     text = " ".join(shown(made).split())
-    for part in (f"changed {nasty}", f"noted {nasty}", f"Error: {nasty}", f"wrote {Path(nasty)}"):
+    for part in (f"changed {nasty}", f"noted {nasty}", f"Error: {nasty}", f"result: {Path(nasty)}"):
         assert part in text
 
 

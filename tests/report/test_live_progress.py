@@ -35,7 +35,7 @@ def test_what_is_tuned_is_said_in_one_line(console):
         live.ready(facts(), space(), "CPU affinity (4 of 64)", PLAN)
     [line] = lines(console)
     assert line == (
-        f"A CPU, torch 2.13.0: {len(space())} configurations; workers 0-4 (bounded by CPU affinity (4 of 64)); "
+        f"A CPU, torch 2.13.0: {len(space())} configurations; workers 0, 1, 2, 4 (bounded by CPU affinity (4 of 64)); "
         "micro-batch 64, 128, 256; fp32, bf16"
     )
 
@@ -50,7 +50,7 @@ def test_a_trial_is_one_line(console, progress):
     # THEN one line was printed
     [line] = lines(console)
     assert line.startswith("  0  w=0 b=64x4 fp32")
-    for part in ("296.1/s", "18 %", "8 min 12 s"):
+    for part in ("296.1/s", "gpu 18%", "8:12"):
         assert part in line
 
 

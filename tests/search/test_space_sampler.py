@@ -1,12 +1,15 @@
+import random
+
 import optuna
 import pytest
 from builders import space, spaces, trial_config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import IntDistribution
+from optuna.trial import TrialState
 
 from pipetune.core.space import Amp
-from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, distributions, params_of, suggest
+from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, distributions, params_of
 
 SMALL = space(num_workers=(0, 3, 7), prefetch_factor=(2, 5), batch_size=(64, 256), amp=(Amp.FP32,))
 
@@ -15,7 +18,6 @@ class Search:
     """A study whose every proposal counts as measured; more workers score higher."""
 
     def __init__(self, points, *, seed=0, refused=lambda _: False):
-        self.points = points
         self.proposed = []
         self.sampler = SpaceSampler(
             points, seed=seed, is_open=lambda config: config not in self.proposed and not refused(config)
@@ -24,8 +26,7 @@ class Search:
         self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
 
     def propose(self):
-        trial = self.study.ask()
-        config = suggest(trial, self.points)
+        trial, config = self.sampler.ask(self.study)
         self.proposed.append(config)
         self.study.tell(trial, float(config.num_workers))
         return config
@@ -45,13 +46,36 @@ class Search:
 def test_every_configuration_goes_through_optuna_and_back(points, data):
     # GIVEN any point of any space
     config = data.draw(st.sampled_from(list(points.configs())))
-    # WHEN it is enqueued and asked for
-    study = optuna.create_study(sampler=SpaceSampler(points, seed=0, is_open=lambda _: True))
-    study.enqueue_trial(params_of(config))
-    trial = study.ask()
+    # WHEN it is queued and asked for
+    search = Search(points)
+    search.sampler.queue(config)
+    trial, asked = search.sampler.ask(search.study)
     # THEN it comes back as it was, and Optuna's record has the same parameters
-    assert suggest(trial, points) == config
+    assert asked == config
     assert trial.params == params_of(config)
+
+
+@given(spaces(), spaces(max_workers=30), st.data())
+def test_a_queued_configuration_may_lie_outside_of_the_space(points, others, data):
+    # GIVEN what a user has today, which no space of this machine holds
+    config = data.draw(st.sampled_from(list(others.configs())))
+    assume(points.effective_batch_size == others.effective_batch_size)
+    search = Search(points)
+    search.sampler.queue(config)
+    trial, asked = search.sampler.ask(search.study)
+    # THEN it is asked for all the same, and the next proposal lies inside again
+    assert asked == config
+    assert trial.params == params_of(config)
+    assert search.propose() in points
+
+
+def test_what_is_queued_comes_in_its_order_before_anything_else():
+    search = Search(SMALL)
+    queued = random.Random(0).sample(list(SMALL.configs()), 4)
+    for config in queued:
+        search.sampler.queue(config)
+    assert [search.propose() for _ in range(4)] == queued
+    assert search.propose() not in queued
 
 
 def test_what_means_nothing_without_workers_is_no_parameter():
@@ -108,8 +132,10 @@ def test_what_is_closed_is_never_proposed():
 
 
 def test_where_all_is_closed_it_stops_at_once():
+    search = Search(SMALL, refused=lambda _: True)
     with pytest.raises(SpaceExhaustedError):
-        Search(SMALL, refused=lambda _: True).propose()
+        search.propose()
+    assert [trial.state for trial in search.study.trials] == [TrialState.FAIL]
 
 
 def test_a_space_of_one_point_yields_it():
@@ -143,8 +169,7 @@ def test_a_wider_space_is_used_at_once_in_the_same_study():
     search = Search(space(num_workers=(0, 1)))
     for _ in range(8):
         search.propose()
-    search.points = space(num_workers=(30, 40))
-    search.sampler.use(search.points)
+    search.sampler.use(space(num_workers=(30, 40)))
     assert {search.propose().num_workers for _ in range(8)} <= {30, 40}
 
 

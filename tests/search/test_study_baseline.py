@@ -90,6 +90,16 @@ def test_a_baseline_of_another_batch_than_the_workloads_own_is_bad_input(lab):
     assert runner.calls == []
 
 
+@pytest.mark.timeout(30)
+def test_a_baseline_of_another_effective_batch_is_bad_input(lab):
+    # GIVEN a StudyConfig made in code, which no schema has checked
+    half = trial_config(0, batch_size=64, accumulation_steps=2)
+    runner = ScriptedRunner()
+    with pytest.raises(InputError, match="effective"):
+        lab.run(study_config(baseline=half), runner)
+    assert runner.calls == []
+
+
 def test_a_workload_that_cannot_be_built_stops_before_anything_is_written(lab):
     with pytest.raises(WorkloadError, match="bad path"):
         lab.run(study_config(), ScriptedRunner(refuses="ValueError: bad path"))

@@ -12,6 +12,7 @@ from pipetune.core.objective import Objective
 from pipetune.core.space import DeclaredSpace
 from pipetune.core.tuned import Status
 from pipetune.errors import InterruptedStudyError, NothingWorksError, StudyConflictError, WorkloadError
+from pipetune.search.sampler import params_of
 
 CONFIG = study_config(trials=6)
 WORKERS = DeclaredSpace(num_workers=(1, 2, 3, 4))
@@ -212,6 +213,18 @@ def test_failures_of_earlier_runs_do_not_end_this_one(lab):
     assert len(more.searched) == 4
 
 
+def test_what_another_program_enqueued_is_not_taken_for_the_baseline(lab):
+    # GIVEN a study into which somebody put a trial by Optuna's own means
+    config = study_config(trials=4, baseline=trial_config(2))
+    interrupted(lab, config, at=0)
+    lab.store().study.enqueue_trial(params_of(trial_config(1)))
+    # WHEN it goes on
+    result = lab.run(config, runner())
+    # THEN the baseline is still the user's, and every record says what was measured
+    assert result.tuned.baseline_config == trial_config(2)
+    assert mismatched(lab.store()) == {}
+
+
 # --- what changed between the runs -----------------------------------------------------------------------------
 
 
@@ -222,8 +235,8 @@ def test_workers_stay_widened(lab):
     # WHEN it may go on
     more = runner(**waiting)
     lab.run(study_config(trials=5), more)
-    # THEN the wider count is next
-    assert more.searched[0].num_workers == 6
+    # THEN more workers than there are CPUs are next
+    assert more.searched[0].num_workers > 4
 
 
 def test_widening_goes_on(lab):
