@@ -19,23 +19,20 @@ class TrialState(StrEnum):
     MEASURED = "measured"
     INFEASIBLE = "infeasible"
     FAILED = "failed"
-    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One trial as the study keeps it; `outcome` is None only for a trial that was interrupted."""
+    """One finished trial as the study keeps it; an interrupted one leaves no record."""
 
     number: int
     config: TrialConfig
-    outcome: TrialOutcome | None
+    outcome: TrialOutcome
     seconds: float
 
     @property
     def state(self) -> TrialState:
         """Derived from the outcome."""
-        if self.outcome is None:
-            return TrialState.INTERRUPTED
         if isinstance(self.outcome, Measurement):
             return TrialState.MEASURED
         return TrialState.INFEASIBLE if self.outcome.kind.is_memory else TrialState.FAILED

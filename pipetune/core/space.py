@@ -103,7 +103,6 @@ class MachineLimits:
     epochs: int
     largest_batch: int | None = None
     fixed_batch: int | None = None
-    workers_refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +207,7 @@ def _workers(declared: Auto | Bounds | tuple[int, ...], limits: MachineLimits) -
     values = _integers(declared, auto=range(max(1, limits.cpus_usable) + 1))
     if values[0] < 0:
         raise InputError(f"search.num_workers: {values[0]} is not a worker count; use 0 or more")
-    if limits.workers_refused is None:
-        return values
-    if 0 not in values and declared != "auto":
-        raise InputError(f"search.num_workers: only 0 can work here: {limits.workers_refused}")
-    return (0,)
+    return values
 
 
 def _prefetch(declared: Auto | Bounds | tuple[int, ...]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipetune.core.diagnosis import Bottleneck
-from pipetune.core.measurement import Measurement
+from pipetune.core.measurement import Measurement, TrialFailure
 from pipetune.core.record import StudyResult, TrialRecord, Validation
 from pipetune.core.throughput import Estimate, TrainingPlan
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig
@@ -90,12 +90,12 @@ def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan) -> Table:
     best = max(rates, key=lambda number: rates[number]) if rates else None
     for record in records:
         style = "bold green" if record.number == best else None
-        if record.measurement is None:
-            reason = record.failure.headline() if record.failure else "interrupted"
+        if isinstance(record.outcome, TrialFailure):
+            reason = record.outcome.headline()
             table.add_row(str(record.number), f"{record.config.label()}\n[red]{escape(printable(reason))}[/red]")
         else:
             number = f"*{record.number}" if record.number == best else str(record.number)
-            table.add_row(number, record.config.label(), *_figures(record.measurement, plan), style=style)
+            table.add_row(number, record.config.label(), *_figures(record.outcome, plan), style=style)
     return table
 
 

@@ -8,7 +8,7 @@ from rich.status import Status
 from rich.text import Text
 
 from pipetune.core.facts import WorkloadFacts
-from pipetune.core.measurement import Phase
+from pipetune.core.measurement import Phase, TrialFailure
 from pipetune.core.record import TrialRecord
 from pipetune.core.space import SearchSpace, TrialConfig
 from pipetune.core.throughput import TrainingPlan
@@ -79,17 +79,17 @@ class LiveProgress:
         """Print one line."""
         assert self._plan is not None
         name = f"{record.number:>3}  {record.config.label():<34}"
-        if record.measurement is None:
-            reason = record.failure.headline() if record.failure else "interrupted"
+        if isinstance(record.outcome, TrialFailure):
+            reason = record.outcome.headline()
             self._print(f"{name} {reason}", style="red")
             return
-        gpu = record.measurement.gpu
+        gpu = record.outcome.gpu
         usage = f" gpu{gpu.mean_percent:3.0f}%" if gpu else ""
         is_best = best is not None and best.number == record.number
         if best is not None and best.measurement is not None:
             self._best = f"best {rate(best.measurement.effective(self._plan).value)}/s"
         told = "best so far" if is_best else self._best
-        value = rate(record.measurement.effective(self._plan).value)
+        value = rate(record.outcome.effective(self._plan).value)
         left = f"  {minutes(seconds_left)}" if seconds_left is not None else ""
         self._print(f"{name} {value:>7}/s{usage}  {told:<13}{left}", style="bold" if is_best else None)
 

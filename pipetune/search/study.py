@@ -11,7 +11,7 @@ from typing import Any
 from pipetune.core.diagnosis import bottleneck
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.hardware import HardwareProfile
-from pipetune.core.measurement import FailureKind, Measurement, TrialFailure, TrialOutcome
+from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure, TrialOutcome
 from pipetune.core.objective import score
 from pipetune.core.record import Arm, Certification, StudyResult, StudySummary, TrialRecord, TrialState
 from pipetune.core.space import SearchSpace, TrialConfig, widened
@@ -182,6 +182,11 @@ class StudyRun:
             raise InputError(
                 f"baseline.amp: this device has no {baseline.amp} of its own; it supports {', '.join(self._facts.amps)}"
             )
+        if baseline.effective_batch_size != self._plan.effective_batch_size:
+            raise InputError(
+                f"baseline: its effective batch is {baseline.effective_batch_size}, but "
+                f"training.effective_batch_size is {self._plan.effective_batch_size}"
+            )
         fixed = self._facts.fixed_batch
         if fixed is not None and baseline.batch_size != fixed:
             raise InputError(
@@ -191,7 +196,7 @@ class StudyRun:
     def _outcome_of(self, config: TrialConfig) -> TrialOutcome:
         """The outcome of an earlier run, or a trial of it now."""
         for record in self._records():
-            if record.config == config and record.outcome is not None and not self._is_old_failure(record):
+            if record.config == config and not self._is_old_failure(record):
                 return record.outcome
         self._sampler.queue(config)
         while True:
@@ -240,7 +245,7 @@ class StudyRun:
         began = time.monotonic()
         try:
             with self._signals.interruptible():
-                outcome = self._runner.run(config, self._limits)
+                outcome = self._judged(self._runner.run(config, self._limits))
         except BaseException:
             self._store.abandon(trial)
             raise
@@ -249,6 +254,21 @@ class StudyRun:
         self._keep_summary()
         self._after_trial(trial.number)
         return outcome
+
+    def _judged(self, outcome: TrialOutcome) -> TrialOutcome:
+        """A measurement without the utilisation that the objective needs is none.
+
+        Raises InputError where already the baseline has none: nothing else will.
+        """
+        if isinstance(outcome, TrialFailure) or outcome.gpu or not self._config.objective.needs_utilization:
+            return outcome
+        message = (
+            f"objective: {self._config.objective} needs GPU utilisation, which is not known: {outcome.gpu_reason}; "
+            "use `objective: throughput`"
+        )
+        if outcome.config == self._baseline:
+            raise InputError(message)
+        return TrialFailure(config=outcome.config, kind=FailureKind.INVALID_DATA, phase=Phase.MEASURE, message=message)
 
     def _values(self, outcome: TrialOutcome) -> tuple[float, ...]:
         if not isinstance(outcome, Measurement):
@@ -349,7 +369,7 @@ class StudyRun:
         for config in order:
             self._progress.trial_began(config, "certify", self._spending.seconds_left())
             with self._signals.interruptible():
-                outcome = self._runner.run(config, self._limits, fresh=True, compute_only=done == 0)
+                outcome = self._judged(self._runner.run(config, self._limits, fresh=True, compute_only=done == 0))
             if isinstance(outcome, Measurement):
                 arms[config].append(outcome)
                 continue

@@ -64,7 +64,7 @@ class StudyStore:
             if fresh:
                 journal.unlink(missing_ok=True)
             _drop_torn_line(journal)
-        with _readable(journal):
+        with _readable(url, journal):
             return cls._opened(url, journal, name=name, key=key, directions=directions, fresh=fresh)
 
     @classmethod
@@ -90,7 +90,7 @@ class StudyStore:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         if url is None and not journal.is_file():
             raise InputError(f"{journal.parent} holds no study: there is no {journal.name}")
-        with _readable(journal):
+        with _readable(url, journal):
             storage = _storage(url, journal)
             names = optuna.get_all_study_names(storage)
         if not names or (name is not None and name not in names):
@@ -186,15 +186,18 @@ def _storage(url: str | None, journal: Path) -> BaseStorage:
         return optuna.storages.get_storage(url)
     except Exception as error:  # whatever the database driver raises
         # The URL may hold a password: it is not repeated.
-        raise InputError(f"storage: the given URL cannot be opened: {type(error).__name__}") from error
+        missing = f" (no module {error.name!r}: install it)" if isinstance(error, ImportError) else ""
+        raise InputError(f"storage: the given URL cannot be opened: {type(error).__name__}{missing}") from error
 
 
 @contextmanager
-def _readable(journal: Path) -> Iterator[None]:
-    """Name the file where Optuna stumbles over what is in it."""
+def _readable(url: str | None, journal: Path) -> Iterator[None]:
+    """Name the journal file where Optuna stumbles over what is in it; a database's errors are its own."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AssertionError, OSError) as error:
+        if url is not None:
+            raise
         raise InputError(
             f"{journal} is no Optuna journal, or a damaged one ({type(error).__name__}); "
             "start over with --fresh, or choose another folder with --study-dir"
@@ -215,7 +218,7 @@ def _drop_torn_line(journal: Path) -> None:
         return
     with journal.open("r+b") as file:
         data = file.read()
-        if data and not data.endswith(b"\n"):
+        if data.startswith(b"{") and not data.endswith(b"\n"):
             file.truncate(data.rfind(b"\n") + 1)
 
 

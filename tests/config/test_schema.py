@@ -211,14 +211,8 @@ def test_all_problems_come_in_one_message(tmp_path):
             "nearest that do: 64 and 128"
         ),
         "line 17: search.persistent_workers: found []; expected at least one value",
-        (
-            'line 18: search.amp: found "bf6"; expected fp32, bf16 or fp16 (or auto, or a list); '
-            "did you mean bf16?"
-        ),
-        (
-            'line 19: objective: found "thruput"; expected throughput, weighted or pareto; '
-            "did you mean throughput?"
-        ),
+        ('line 18: search.amp: found "bf6"; expected fp32, bf16 or fp16 (or auto, or a list); did you mean bf16?'),
+        ('line 19: objective: found "thruput"; expected throughput, weighted or pareto; did you mean throughput?'),
         (
             'line 20: budget.time: found "12:30"; expected a time over 0 and up to a year: '
             "90s, 10m, 1h30m, 1.5h, or a number of seconds"
@@ -250,9 +244,7 @@ def test_missing_keys_are_named_even_in_an_empty_config():
 
 
 def test_a_missing_key_has_the_line_of_its_section(tmp_path):
-    path = file_with(
-        tmp_path, "study: a\nworkload: {target: a:b}\ntraining: {effective_batch_size: 8}\nbaseline: {}"
-    )
+    path = file_with(tmp_path, "study: a\nworkload: {target: a:b}\ntraining: {effective_batch_size: 8}\nbaseline: {}")
 
     with pytest.raises(ConfigError) as caught:
         load(path)
@@ -382,9 +374,7 @@ def test_what_is_no_time_is_refused(value):
     [problem] = problems(budget={"time": value})
 
     assert problem.startswith("budget.time: found ")
-    assert problem.endswith(
-        "expected a time over 0 and up to a year: 90s, 10m, 1h30m, 1.5h, or a number of seconds"
-    )
+    assert problem.endswith("expected a time over 0 and up to a year: 90s, 10m, 1h30m, 1.5h, or a number of seconds")
 
 
 def test_a_trial_count_alone_leaves_time_open():
@@ -397,9 +387,7 @@ def test_a_whole_number_may_be_spelled_in_several_ways(value):
     assert config(training={"effective_batch_size": value}).effective_batch_size == 64
 
 
-@pytest.mark.parametrize(
-    "value", [0, -1, 1.5, "many", "010", "12:30", "", True, None, [64], float("nan"), 1e300]
-)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "many", "010", "12:30", "", True, None, [64], float("nan"), 1e300])
 def test_what_is_no_whole_number_is_refused(value):
     [problem] = problems(training={"effective_batch_size": value})
 
@@ -531,13 +519,9 @@ def test_a_baseline_is_torchs_defaults_where_it_says_nothing():
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "prefetch"), [({}, 2), ({"prefetch_factor": None}, 2), ({"prefetch_factor": 5}, 5)]
-)
+@pytest.mark.parametrize(("given", "prefetch"), [({}, 2), ({"prefetch_factor": None}, 2), ({"prefetch_factor": 5}, 5)])
 def test_a_baseline_with_workers_has_a_prefetch_factor(given, prefetch):
-    baseline = config(
-        baseline={"batch_size": 64, "num_workers": 2, "persistent_workers": True, **given}
-    ).baseline
+    baseline = config(baseline={"batch_size": 64, "num_workers": 2, "persistent_workers": True, **given}).baseline
 
     assert baseline is not None
     assert baseline.prefetch_factor == prefetch
@@ -556,9 +540,7 @@ def test_other_study_names_are_refused(name):
     assert problem.startswith("study: found ")
 
 
-@pytest.mark.parametrize(
-    "target", ["job.py:build", "../my jobs/a-b.py:f", "pkg:f", "pkg.mod:f", "builtin:images"]
-)
+@pytest.mark.parametrize("target", ["job.py:build", "../my jobs/a-b.py:f", "pkg:f", "pkg.mod:f", "builtin:images"])
 def test_targets_of_three_forms(target):
     assert config(workload={"target": target}).workload.target == target
 
@@ -661,9 +643,7 @@ values = st.recursive(
     | st.sampled_from(["auto", "off", "10m", "a:b", "cuda:1", "1e3", "bf16"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            keys | st.text(max_size=3) | st.integers() | st.none() | st.booleans(), inner, max_size=5
-        )
+        | st.dictionaries(keys | st.text(max_size=3) | st.integers() | st.none() | st.booleans(), inner, max_size=5)
     ),
     max_leaves=25,
 )

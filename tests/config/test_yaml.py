@@ -94,9 +94,7 @@ def test_all_duplicate_keys_are_reported(tmp_path):
 
 def test_all_tabs_up_to_the_error_are_reported(tmp_path):
     assert problems_of(tmp_path, "a:\n  b: 1\n\tc: 2\n") == ["line 3: a tab in the indentation; use spaces"]
-    assert problems_of(tmp_path, "a: x\n\tb: 1\n \tc: 2\nd: [\n") == [
-        "line 2: a tab in the indentation; use spaces"
-    ]
+    assert problems_of(tmp_path, "a: x\n\tb: 1\n \tc: 2\nd: [\n") == ["line 2: a tab in the indentation; use spaces"]
     assert problems_of(tmp_path, "a:\t1\n") == ["line 1: a tab between key and value; use a space"]
 
 
@@ -129,9 +127,7 @@ def test_a_tab_inside_a_text_block_is_content(tmp_path):
 )
 def test_refusals_name_the_line(tmp_path, content, problem):
     if problem is None:
-        problem = (
-            "line 2: tags (tag:yaml.org,2002:python/name:os.system) are not supported; write the plain value"
-        )
+        problem = "line 2: tags (tag:yaml.org,2002:python/name:os.system) are not supported; write the plain value"
 
     assert problems_of(tmp_path, content) == [problem]
 
@@ -145,9 +141,7 @@ def test_an_escape_beyond_unicode_is_a_problem_not_a_crash(tmp_path):
 def test_a_billion_laughs_costs_nothing(tmp_path):
     rows = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
 
-    assert problems_of(tmp_path, "\n".join(rows)) == [
-        "line 2: aliases (*a0) are not supported; write the value out"
-    ]
+    assert problems_of(tmp_path, "\n".join(rows)) == ["line 2: aliases (*a0) are not supported; write the value out"]
 
 
 def test_fifty_levels_are_read(tmp_path):
@@ -178,9 +172,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 # Numbers as text, dates, booleans as text: what a plain dump would turn into something else.
-traps = st.sampled_from(
-    ["1e3", "12:30", "010", "off", "null", "~", "<<", "=", ".inf", "2024-01-01", "# x", "a: b"]
-)
+traps = st.sampled_from(["1e3", "12:30", "010", "off", "null", "~", "<<", "=", ".inf", "2024-01-01", "# x", "a: b"])
 plain_data = st.recursive(
     scalars | traps,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | traps, inner, max_size=4),
@@ -188,9 +180,7 @@ plain_data = st.recursive(
 )
 
 
-@given(
-    data=st.dictionaries(st.text() | traps, plain_data, max_size=5), header=st.lists(st.text(), max_size=3)
-)
+@given(data=st.dictionaries(st.text() | traps, plain_data, max_size=5), header=st.lists(st.text(), max_size=3))
 def test_what_is_written_comes_back(tmp_path_factory, data, header):
     path = tmp_path_factory.getbasetemp() / "round.yaml"
 

@@ -109,7 +109,6 @@ def test_only_memory_kinds_are_too_large_rather_than_broken():
         (measurement(), TrialState.MEASURED),
         (failure(kind=FailureKind.SHARED_MEMORY), TrialState.INFEASIBLE),
         (failure(kind=FailureKind.TIMEOUT), TrialState.FAILED),
-        (None, TrialState.INTERRUPTED),
     ],
 )
 def test_the_state_of_a_trial(outcome, state):

@@ -241,10 +241,6 @@ def test_the_workloads_own_batch_is_the_only_one():
     assert resolved(machine=limits(fixed_batch=32)).batch_size == (32,)
 
 
-def test_where_workers_cannot_work_auto_is_0():
-    assert resolved(machine=limits(workers_refused="no /dev/shm")).num_workers == (0,)
-
-
 @given(st.integers(1, 4096), st.integers(1, 64), st.one_of(st.none(), st.integers(1, 5000)))
 def test_auto_always_resolves(effective_batch_size, cpus_usable, largest_batch):
     machine = limits(cpus_usable=cpus_usable, largest_batch=largest_batch)
@@ -302,12 +298,6 @@ def test_a_listed_batch_that_the_workloads_own_batch_contradicts_is_refused():
     told = refusal(machine=limits(fixed_batch=32), batch_size=(64, 128))
     assert told.startswith("search.batch_size: ")
     assert "32" in told
-
-
-@pytest.mark.parametrize("declared", [(2, 4), Bounds(low=1, high=4)])
-def test_workers_that_cannot_work_are_refused_with_the_reason(declared):
-    told = refusal(machine=limits(workers_refused="no /dev/shm"), num_workers=declared)
-    assert told == "search.num_workers: only 0 can work here: no /dev/shm"
 
 
 # --- widened ---------------------------------------------------------------------------------------------------

@@ -105,9 +105,7 @@ class FakeNVML:
         new = [sample for sample in device.samples[-self.BUFFER :] if sample[0] > last_us]
         if not new:
             raise NVMLError_NotFound
-        return 1, [
-            SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=value)) for at, value in new
-        ]
+        return 1, [SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=value)) for at, value in new]
 
     def _text(self, text):
         return text.encode() if self.binary else text

@@ -68,12 +68,6 @@ def test_a_failure_is_one_line_with_its_reason(console, progress):
     assert line.endswith("error in measure: ValueError: [red]x[/red]")
 
 
-def test_an_interrupted_trial_is_one_line(console, progress):
-    progress.trial_ended(record(3, trial_config(), None), None, 60.0)
-    [line] = lines(console)
-    assert line.endswith("interrupted")
-
-
 def test_notes_are_shown_as_they_are(console, progress):
     progress.note("stopped: [bold]x[/bold]")
     assert lines(console) == ["stopped: [bold]x[/bold]"]

@@ -77,9 +77,8 @@ def test_a_measured_trial_has_numbers_and_no_failure():
 def test_other_trials_have_no_numbers_and_a_reason():
     told = result_object(failures())["trials"]
     states = {trial["state"] for trial in told if trial["steady_samples_per_sec"] is None}
-    assert states == {"infeasible", "failed", "interrupted"}
+    assert states == {"infeasible", "failed"}
     assert told[1]["failure"].startswith("gpu_out_of_memory in warm_up: CUDA out of memory")
-    assert told[9]["failure"] is None
 
 
 def test_without_a_gpu_utilisation_is_null_beside_a_reason():

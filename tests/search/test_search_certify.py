@@ -1,5 +1,5 @@
 import pytest
-from builders import PLAN, measurement, trial_config, usage
+from builders import PLAN, failure, measurement, trial_config, usage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ def winner(*arms, objective=Objective.THROUGHPUT):
 
 
 def test_ranked_is_best_first_and_leaves_failures_out():
-    failed = TrialRecord(number=9, config=trial_config(9), outcome=None, seconds=1.0)
+    failed = TrialRecord(number=9, config=trial_config(9), outcome=failure(), seconds=1.0)
     found = ranked([record(0, 100.0), failed, record(1, 300.0), record(2, 200.0)], PLAN, Objective.THROUGHPUT, 1.0)
     assert [one.number for one in found] == [1, 2, 0]
 

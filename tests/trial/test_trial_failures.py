@@ -94,6 +94,7 @@ def build():
 KIND = FailureKind
 RUNNING = {Phase.WORKER_START, Phase.WARM_UP, Phase.MEASURE}
 START = {Phase.WORKER_START}
+STEP = {Phase.WARM_UP}
 END = {Phase.EPOCH_END}
 STALL_S = 2
 
@@ -119,12 +120,12 @@ FAULTS = [
     Fault("collate hangs", FORKED, KIND.TIMEOUT, START, "without a sign of life"),
     Fault("init hangs", FORKED, KIND.TIMEOUT, START, "without a sign of life"),
     Fault("init raises", FORKED, KIND.ERROR, START, "no such database"),
-    Fault("step raises", SERIAL, KIND.ERROR, START, "RuntimeError: shapes do not match"),
-    Fault("step leaves python", SERIAL, KIND.ERROR, START, "SystemExit: enough"),
-    Fault("step is killed", FORKED, KIND.HOST_OUT_OF_MEMORY, START, "ended by SIGKILL"),
-    Fault("step segfaults", FORKED, KIND.CRASH, START, "ended by SIGSEGV"),
-    Fault("step exits", SERIAL, KIND.CRASH, START, "exited with code 0"),
-    Fault("step closes the way back", SERIAL, KIND.CRASH, START, "exited with code 1"),
+    Fault("step raises", SERIAL, KIND.ERROR, STEP, "RuntimeError: shapes do not match"),
+    Fault("step leaves python", SERIAL, KIND.ERROR, STEP, "SystemExit: enough"),
+    Fault("step is killed", FORKED, KIND.HOST_OUT_OF_MEMORY, STEP, "ended by SIGKILL"),
+    Fault("step segfaults", FORKED, KIND.CRASH, STEP, "ended by SIGSEGV"),
+    Fault("step exits", SERIAL, KIND.CRASH, STEP, "exited with code 0"),
+    Fault("step closes the way back", SERIAL, KIND.CRASH, STEP, "exited with code 1"),
     Fault("step gives nan", SERIAL, KIND.NON_FINITE, END, "NaN or infinite"),
     # The scaler skips every update, so the loss stays finite, the weights stay as they are, and the trial looks fast.
     Fault("step overflows", config(0, amp=Amp.FP16), KIND.NON_FINITE, END, "fp16"),

@@ -134,7 +134,7 @@ def test_out_of_memory_is_confirmed_once_in_a_fresh_host(runner, folder):
     outcome = runner.run(config(2, batch_size=256), SHORT)
     assert isinstance(outcome, TrialFailure)
     assert outcome.kind is FailureKind.GPU_OUT_OF_MEMORY
-    assert outcome.phase is Phase.WORKER_START
+    assert outcome.phase is Phase.WARM_UP
     assert "out of memory" in outcome.message
     assert len(list((folder / "logs").iterdir())) == hosts_before + 1
     sound(runner.run(config(2, batch_size=128), SHORT))
