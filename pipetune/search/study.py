@@ -12,7 +12,7 @@ from pipetune.core.diagnosis import bottleneck
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.hardware import HardwareProfile
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure, TrialOutcome
-from pipetune.core.objective import score
+from pipetune.core.objective import TIE_FLOOR, score
 from pipetune.core.record import Arm, Certification, StudyResult, StudySummary, TrialRecord, TrialState
 from pipetune.core.space import SearchSpace, TrialConfig, widened
 from pipetune.core.study import StudyConfig
@@ -393,7 +393,7 @@ class StudyRun:
         arm, baseline = certification.arms[winner], certification.arms[-1]
         status = Status.NO_GAIN if arm is baseline else Status.CERTIFIED
         measured = reported(arm, self._plan)
-        return self._tuned(status, arm.config, measured, baseline, _ceiling(arm, self._facts))
+        return self._tuned(status, arm.config, measured, baseline, _ceiling(arm, measured, self._facts))
 
     def _keep_summary(self) -> StudySummary:
         earlier = self._store.summary()
@@ -458,9 +458,10 @@ class StudyRun:
         self._progress.note(text)
 
 
-def _ceiling(arm: Arm, facts: WorkloadFacts) -> Ceiling | None:
+def _ceiling(arm: Arm, measured: Measured, facts: WorkloadFacts) -> Ceiling | None:
+    """None where it was not measured, or so disturbed that real training was faster."""
     rates = [one.compute_only_samples_per_sec for one in arm.rounds if one.compute_only_samples_per_sec is not None]
-    if not rates:
+    if not rates or max(rates) < measured.steady_samples_per_sec.value * (1 - TIE_FLOOR):
         return None
     return Ceiling(samples_per_sec=max(rates), limit="compute" if facts.has_accelerator else "cpu_compute")
 

@@ -180,7 +180,7 @@ def test_without_a_gpu_other_objectives_are_bad_input(lab, objective):
 
 @pytest.mark.parametrize("objective", [Objective.WEIGHTED, Objective.PARETO])
 def test_where_nvml_gives_no_utilisation_other_objectives_are_bad_input(lab, objective):
-    with pytest.raises(InputError, match=r"which is not available: NVML gave no samples; use `objective: throughput`$"):
+    with pytest.raises(InputError, match=r"which is not known: NVML gave no samples; use `objective: throughput`$"):
         lab.run(study_config(objective=objective), ScriptedRunner(facts=facts(gpu=True)))
 
 

@@ -1,10 +1,10 @@
 import os
 
 import pytest
-from trial_kit import QUICK, config, hosts
+from trial_kit import QUICK, config, host_pids, hosts
 
 from pipetune.core.measurement import FailureKind, Measurement, Phase
-from pipetune.core.study import CachePolicy
+from pipetune.core.study import CachePolicy, Isolation
 from pipetune.errors import InputError
 from pipetune.trial import cache
 
@@ -50,5 +50,7 @@ def test_cold_trials_say_what_they_need(tmp_path):
         outcome = runner.run(config(0), QUICK)
     assert (outcome.kind, outcome.phase) == (FailureKind.ERROR, Phase.PREPARE)
     assert "cache: cold needs the files behind the dataset" in outcome.message
-    with hosts(tmp_path, code, cache=CachePolicy.COLD, options={"paths": ["job.py"]}) as runner:
+    options = {"paths": ["job.py"]}
+    with hosts(tmp_path, code, cache=CachePolicy.COLD, isolation=Isolation.PROCESS, options=options) as runner:
         assert isinstance(runner.run(config(0), QUICK), Measurement)
+        assert host_pids(runner) == []

@@ -8,7 +8,6 @@ import textwrap
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -98,24 +97,6 @@ def test_the_users_code_finds_an_empty_standard_input(tmp_path):
     assert lines(tmp_path / "said") == ["nobody there"]
 
 
-def test_file_descriptors_and_processes_do_not_grow_with_failures(tmp_path):
-    code = """
-def train_step(model, batch, optimizer, step):
-    os._exit(1)
-
-def build():
-    return workload(train_step=train_step)
-"""
-    with hosts(tmp_path, code) as runner:
-        assert isinstance(runner.run(config(0), QUICK), TrialFailure)
-        opened = _open_files()
-        for _ in range(3):
-            assert isinstance(runner.run(config(0), QUICK), TrialFailure)
-            assert host_pids(runner) == []
-        assert _open_files() == opened
-    assert psutil.Process().children() == []
-
-
 def test_closing_twice_is_harmless_and_leaves_nothing(tmp_path):
     with hosts(tmp_path, "build = workload") as runner:
         runner.describe()
@@ -146,7 +127,6 @@ def build(start_method):
 
 PARENT = """
 import sys
-from pathlib import Path
 sys.path[:0] = sys.argv[3:]
 from trial_kit import QUICK, config
 from pipetune.core.study import WorkloadSpec
@@ -192,8 +172,3 @@ def _alarm(seconds):
     finally:
         signal.alarm(left)
         signal.signal(signal.SIGALRM, before)
-
-
-def _open_files():
-    """What this process holds open, without the folder that is listed."""
-    return sorted(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
