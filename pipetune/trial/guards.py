@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 from pipetune.core.measurement import FailureKind
@@ -97,6 +99,30 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_with(process: int) -> None:
+    """Kill this process when `process` ends, whoever started it (Linux only).
+
+    The kernel's signal serves where it is the parent. A worker of a fork server has the server for a parent, so
+    there a thread waits; it starts before any of the user's code runs, and workers do not fork.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    if os.getppid() == process:
+        die_with_parent(process)
+        return
+    try:
+        watched = os.pidfd_open(process)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return
+    threading.Thread(target=_die_after, args=(watched,), daemon=True).start()
+
+
+def _die_after(watched: int) -> None:
+    select.select([watched], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class WorkerInit:
     """A worker_init_fn that ties the worker to its host, then runs the user's own."""
 
@@ -106,7 +132,7 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         """Run once in each new worker."""
-        die_with_parent(self._host)
+        die_with(self._host)
         if self.user_function is not None:
             self.user_function(worker_id)
 
