@@ -93,10 +93,7 @@ class HostRunner:
 
     def describe(self) -> WorkloadFacts:
         """Start the serial host, which stays for the trials without workers."""
-        facts = self._host(serial=True)[1]
-        if facts.has_accelerator:
-            self._gpu = GpuSampler.open(facts.device_uuid, facts.device_pci_bus_id)
-        return facts
+        return self._host(serial=True)[1]
 
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False
@@ -163,7 +160,7 @@ class HostRunner:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         try:
             host.send(SetUpRequest(spec=self._spec, device=self._device, seed=self._seed, serial=serial))
-            return host, self._wait_until_ready(host)
+            facts = self._wait_until_ready(host)
         except HostDiedError as died:
             self._hosts.pop(serial).kill()
             raise WorkloadError(
@@ -174,6 +171,9 @@ class HostRunner:
         except WorkloadError:
             self._hosts.pop(serial).kill()
             raise
+        if facts.has_accelerator and self._gpu is None:
+            self._gpu = GpuSampler.open(facts.device_uuid, facts.device_pci_bus_id)
+        return host, facts
 
     def _wait_until_ready(self, host: HostProcess) -> WorkloadFacts:
         deadline = time.monotonic() + self._timeouts.set_up_s

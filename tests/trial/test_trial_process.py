@@ -97,6 +97,30 @@ def test_the_users_code_finds_an_empty_standard_input(tmp_path):
     assert lines(tmp_path / "said") == ["nobody there"]
 
 
+HELPED = """
+def train_step(model, batch, optimizer, step):
+    subprocess.Popen(["sleep", "1000"])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def build():
+    subprocess.Popen(["sleep", "1000"])
+    return workload(train_step=train_step)
+"""
+
+
+@pytest.mark.parametrize("ending", ["failure", "close"])
+def test_what_the_users_code_started_ends_with_the_host(tmp_path, ending):
+    with hosts(tmp_path, HELPED) as runner:
+        runner.describe()
+        (pid,) = host_pids(runner)
+        assert len(family(pid)) == 2
+        if ending == "failure":
+            assert isinstance(runner.run(config(0), QUICK), TrialFailure)
+        else:
+            runner.close()
+        assert left_after(2, lambda: family(pid)) == []
+
+
 def test_closing_twice_is_harmless_and_leaves_nothing(tmp_path):
     with hosts(tmp_path, "build = workload") as runner:
         runner.describe()
@@ -127,6 +151,7 @@ def build(start_method):
 
 PARENT = """
 import sys
+from pathlib import Path
 sys.path[:0] = sys.argv[3:]
 from trial_kit import QUICK, config
 from pipetune.core.study import WorkloadSpec
