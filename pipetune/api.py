@@ -150,7 +150,7 @@ def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":
     path = Path(study) if Path(study).is_dir() else Path("studies", study)
     folder = StudyFolder(path)
     if not folder.best_file.is_file():
-        raise InputError(f"{path} holds no result: there is no {folder.best_file.name}")
+        raise InputError(f"{path} holds no study with a result: there is no {folder.best_file.name}")
     tuned = tuned_file.read(folder.best_file)
     store = StudyStore.read(folder.journal_file, url=storage, name=tuned.provenance.get("optuna_study"))
     summary = store.summary()

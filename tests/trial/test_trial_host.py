@@ -281,7 +281,7 @@ def test_a_full_queue_is_used_up_before_anything_is_timed(tmp_path):
     """One worker gives 100 samples a second at most, whatever lay ready."""
     with hosts(tmp_path, DRAIN) as runner:
         outcome = runner.run(
-            config(1, batch_size=8, prefetch_factor=16), MeasureLimits(min_s=0.5, max_s=1, window_s=0.1, warm_up_s=0.1)
+            config(1, batch_size=8, prefetch_factor=16), MeasureLimits(min_s=0.5, max_s=1, window_s=0.1, warm_up_s=0)
         )
     assert 80 < outcome.steady().value < 110
     assert fmean(window.data_wait_s / window.seconds for window in outcome.windows) > 0.5

@@ -97,6 +97,15 @@ def test_the_users_code_finds_an_empty_standard_input(tmp_path):
     assert lines(tmp_path / "said") == ["nobody there"]
 
 
+def test_a_file_in_the_working_folder_does_not_hide_a_library(tmp_path, monkeypatch):
+    """The command itself is not troubled by it, so its hosts must not be either."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "random.py").write_text("raise RuntimeError('this is the file of the user')")
+    monkeypatch.chdir(tmp_path / "here")
+    with hosts(tmp_path, "build = workload") as runner:
+        assert runner.describe().dataset_samples == 256
+
+
 HELPED = """
 def train_step(model, batch, optimizer, step):
     subprocess.Popen(["sleep", "1000"])
