@@ -26,6 +26,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, for whoever completes them."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: importing pipetune itself costs nothing."""
     if name not in _HOMES:

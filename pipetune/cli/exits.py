@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pipetune.core.text import printable
 from pipetune.errors import (
     InputError,
     InterruptedStudyError,
@@ -25,11 +26,11 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except InterruptedStudyError as error:
-        print(f"pipetune: {error}", file=sys.stderr)
+        print(printable(f"pipetune: {error}"), file=sys.stderr)
         raise SystemExit(128 + error.signal_number) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except PipetuneError as error:
-        print(f"pipetune: {error}", file=sys.stderr)
+        print(printable(f"pipetune: {error}"), file=sys.stderr)
         code = next((code for kind, code in _CODES if isinstance(error, kind)), 1)
         raise SystemExit(code) from None

@@ -107,7 +107,7 @@ def write(path: Path | str, data: Mapping[str, Any], header_comment_lines: Seque
     content = plain(data)
     temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        _write_synced(temporary, _rendered(content, header_comment_lines))
+        _write_synced(temporary, rendered(content, header_comment_lines))
         _compare(temporary, content, target)
         temporary.replace(target)
     except OSError as error:
@@ -344,7 +344,8 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _rendered(content: Any, header_comment_lines: Sequence[str]) -> str:
+def rendered(content: Any, header_comment_lines: Sequence[str] = ()) -> str:
+    """Return plain data as YAML text that `parse` reads back as it was."""
     header = "".join(f"# {line}".rstrip() + "\n" for line in _comment_lines(header_comment_lines))
     return header + yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 30)
 

@@ -119,10 +119,10 @@ class TrialFailure:
 
     def headline(self) -> str:
         """One line: `gpu_out_of_memory in warm_up: CUDA out of memory ...`."""
-        lines = self.message.strip().splitlines() or ["no message"]
-        # A worker's exception arrives with its whole traceback as the message; the last line is the error.
-        line = lines[-1] if "Original Traceback" in self.message else lines[0]
-        return f"{self.kind} in {self.phase}: {line}"
+        # A worker's exception arrives with its whole traceback as the message: the error follows the last of them.
+        _, _, after = self.message.rpartition("Traceback (most recent call last):\n")
+        lines = [line for line in after.strip("\n").splitlines() if line and not line.startswith(" ")]
+        return f"{self.kind} in {self.phase}: {lines[0] if lines else 'no message'}"
 
 
 TrialOutcome = Measurement | TrialFailure

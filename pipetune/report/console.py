@@ -10,6 +10,8 @@ from rich.text import Text
 from pipetune.core.diagnosis import Bottleneck
 from pipetune.core.measurement import Measurement, TrialFailure
 from pipetune.core.record import StudyResult, TrialRecord, Validation
+from pipetune.core.space import TrialConfig
+from pipetune.core.text import printable
 from pipetune.core.throughput import Estimate, TrainingPlan
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig
 
@@ -29,9 +31,11 @@ def result_view(result: StudyResult) -> RenderableType:
         "",
         Text(_limit(result.bottleneck, result.tuned.ceiling, result.tuned.measured)),
     ]
-    parts += [Text(f"changes training: {change}", style="yellow") for change in result.tuned.changes_training]
+    parts += [
+        Text(f"changes training: {printable(change)}", style="yellow") for change in result.tuned.changes_training
+    ]
     parts += [Text(f"note: {printable(note)}", style="yellow") for note in result.summary.notes]
-    parts += ["", trials_table(result.records, result.summary.plan), ""]
+    parts += ["", trials_table(result.records, result.summary.plan, result.tuned.config), ""]
     measured = sum(1 for record in result.records if record.measurement is not None)
     parts.append(
         Text(
@@ -74,8 +78,8 @@ def _flags(values: Sequence[bool]) -> str:
     return ", ".join(str(value).lower() for value in values)
 
 
-def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan) -> Table:
-    """One line a trial, best marked."""
+def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan, chosen: TrialConfig) -> Table:
+    """One line a trial, the chosen configuration's marked."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name, justify in (
         ("#", "right"),
@@ -86,22 +90,16 @@ def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan) -> Table:
         ("gpu%", "right"),
     ):
         table.add_column(name, justify=justify, no_wrap=name != "configuration")  # type: ignore[arg-type]
-    rates = {r.number: r.measurement.effective(plan).value for r in records if r.measurement is not None}
-    best = max(rates, key=lambda number: rates[number]) if rates else None
     for record in records:
-        style = "bold green" if record.number == best else None
+        is_chosen = record.config == chosen
+        style = "bold green" if is_chosen else None
         if isinstance(record.outcome, TrialFailure):
             reason = record.outcome.headline()
             table.add_row(str(record.number), f"{record.config.label()}\n[red]{escape(printable(reason))}[/red]")
         else:
-            number = f"*{record.number}" if record.number == best else str(record.number)
+            number = f"*{record.number}" if is_chosen else str(record.number)
             table.add_row(number, record.config.label(), *_figures(record.outcome, plan), style=style)
     return table
-
-
-def printable(text: str) -> str:
-    """Without what could steer a terminal: users' names and messages may hold escape codes."""
-    return "".join(character for character in text if character.isprintable() or character == "\n")
 
 
 def whole_numbers(values: Sequence[int]) -> str:

@@ -11,8 +11,9 @@ from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import Phase, TrialFailure
 from pipetune.core.record import TrialRecord
 from pipetune.core.space import SearchSpace, TrialConfig
+from pipetune.core.text import printable
 from pipetune.core.throughput import TrainingPlan
-from pipetune.report.console import duration, minutes, printable, rate, whole_numbers
+from pipetune.report.console import duration, minutes, rate, whole_numbers
 
 _PHASES = {
     Phase.START: "starting a trial process",

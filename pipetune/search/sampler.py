@@ -66,7 +66,7 @@ class SpaceSampler(BaseSampler):
     ) -> None:
         """`is_open` tells whether a configuration may still be proposed."""
         self._is_open = is_open
-        self._queue: deque[TrialConfig] = deque()
+        self._queue: deque[tuple[TrialConfig, bool]] = deque()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             self._tpe = tpe or TPESampler(n_startup_trials=STARTUP_TRIALS, multivariate=True, seed=seed)
@@ -78,14 +78,17 @@ class SpaceSampler(BaseSampler):
         self._ranges = distributions(space)
         self._points = [(config, _position(config)) for config in space.configs()]
 
-    def queue(self, config: TrialConfig) -> None:
-        """Ask for this configuration before any of the sampler's own; it may lie outside of the space."""
-        self._queue.append(config)
+    def queue(self, config: TrialConfig, *, always: bool = False) -> None:
+        """Ask for this configuration before any of the sampler's own; it may lie outside of the space.
+
+        Where it is not open any more its nearest neighbour is asked for, but with `always` itself all the same.
+        """
+        self._queue.append((config, always))
 
     def ask(self, study: optuna.Study) -> tuple[optuna.Trial, TrialConfig]:
         """The next trial and its configuration. Raises SpaceExhaustedError where none is left."""
         trial = study.ask()
-        space = _stretched(self._space, self._queue[0]) if self._queue else self._space
+        space = _stretched(self._space, self._queue[0][0]) if self._queue else self._space
         self._ranges = distributions(space)
         waiting = list(self._queue)
         try:
@@ -134,11 +137,12 @@ class SpaceSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """What was queued, or else an open configuration near TPE's wish."""
-        if self._queue and self._is_open(self._queue[0]):
-            config = self._queue.popleft()
+        if self._queue:
+            config, always = self._queue.popleft()
+            if not always and not self._is_open(config):
+                config = self.nearest_open(params_of(config))
         else:
-            # What was queued may have met a memory limit since: then its nearest neighbour is wished for.
-            config = self.nearest_open(params_of(self._queue.popleft()) if self._queue else self._wish(study, trial))
+            config = self.nearest_open(self._wish(study, trial))
         return {name: value for name, value in params_of(config).items() if name in search_space}
 
     def _wish(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:

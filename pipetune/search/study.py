@@ -32,6 +32,8 @@ LIKE_FAILURES_LIMIT = 5
 """The search ends when so many trials in a row failed in the same way."""
 OTHER_LOAD_CPUS = 0.3
 """From this much work of other programs on, the study says that it does not measure alone."""
+DRIFT_RATIO = 1.3
+"""From this ratio between two measurements of the baseline on, the study says that the machine is not steady."""
 WAITING_PERCENT = 10.0
 """A leader at the top of the worker range that still waits this much for data gets a wider range."""
 
@@ -198,7 +200,7 @@ class StudyRun:
         for record in self._records():
             if record.config == config and not self._is_old_failure(record):
                 return record.outcome
-        self._sampler.queue(config)
+        self._sampler.queue(config, always=True)
         while True:
             trial, asked = self._sampler.ask(self._store.study)
             if asked == config:
@@ -347,6 +349,9 @@ class StudyRun:
         began = time.monotonic()
         chosen = finalists(best, self._baseline, self._plan)
         affordable = self._spending.affordable_arms(self._arm_seconds())
+        if len(self._records()) == 1:
+            self._note("only the baseline was measured: give the study more time or trials")
+        self._progress.note(f"measuring {', '.join(c.label() for c in chosen)} again, each in a fresh process")
         arms: dict[TrialConfig, list[Measurement]] = {c: [] for c in (*chosen[: affordable - 1], self._baseline)}
         done, round_s = 0, 0.0
         while self._baseline in arms and self._spending.allows_round(done, round_s):
@@ -393,6 +398,7 @@ class StudyRun:
         arm, baseline = certification.arms[winner], certification.arms[-1]
         status = Status.NO_GAIN if arm is baseline else Status.CERTIFIED
         measured = reported(arm, self._plan)
+        self._tell_of_drift(baseline)
         return self._tuned(status, arm.config, measured, baseline, _ceiling(arm, measured, self._facts))
 
     def _keep_summary(self) -> StudySummary:
@@ -409,6 +415,19 @@ class StudyRun:
         )
         self._store.keep_summary(summary)
         return summary
+
+    def _tell_of_drift(self, baseline: Arm) -> None:
+        """Say where the baseline ran at quite another rate when it was measured again."""
+        again = reported(baseline, self._plan).effective_samples_per_sec.value
+        for record in self._records():
+            if record.config == baseline.config and record.measurement is not None:
+                before = record.measurement.effective(self._plan).value
+                if max(again, before) > DRIFT_RATIO * min(again, before):
+                    self._note(
+                        f"the baseline made {before:.4g} samples/s in the search and {again:.4g} when it was measured "
+                        "again: this machine is not quiet, and the figures hold for that hour only"
+                    )
+                return
 
     def _provisional(self, leader: TrialRecord) -> TunedConfig:
         assert leader.measurement is not None

@@ -1,6 +1,7 @@
 """The terms of a study, from what was asked for and what was found: pure functions of values."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from pipetune.core.facts import WorkloadFacts
@@ -50,7 +51,7 @@ def study_key(config: StudyConfig, plan: TrainingPlan, hardware: HardwareProfile
     """Workload, declared space, training, objective and hardware; the budget is not part of it."""
     return StudyKey(
         parts={
-            "workload": config.workload.target,
+            "workload": _full_target(config),
             "options": ", ".join(f"{k}={v!r}" for k, v in sorted(config.workload.options.items())),
             "training": f"{plan.effective_batch_size} x {plan.epochs} epochs of {plan.epoch_samples}",
             "search": ", ".join(f"{f.name}={getattr(config.search, f.name)}" for f in fields(config.search)),
@@ -59,6 +60,14 @@ def study_key(config: StudyConfig, plan: TrainingPlan, hardware: HardwareProfile
             "hardware": f"{hardware.fingerprint(facts.device_name)} ({facts.device_name}, {hardware.cpus_usable} CPUs)",
         }
     )
+
+
+def _full_target(config: StudyConfig) -> str:
+    """The target with the whole path of its file: two folders may both have a job.py."""
+    place, _, name = config.workload.target.rpartition(":")
+    if not place.endswith(".py"):
+        return config.workload.target
+    return f"{Path(config.workload.folder, place).resolve()}:{name}"
 
 
 def hardware_facts(hardware: HardwareProfile, facts: WorkloadFacts) -> dict[str, Any]:

@@ -41,8 +41,13 @@ class StudyFolder:
         try:
             # The kernel lets go of it however the process ends.
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(self._lock_fd)
+            if not isinstance(error, BlockingIOError):
+                raise InputError(
+                    f"study folder {self.path} cannot be locked ({error.strerror}); choose one on a local disk "
+                    "with --study-dir"
+                ) from error
             raise StudyConflictError(
                 f"study folder {self.path} is in use by another pipetune; wait for it, or choose another "
                 "folder with --study-dir"

@@ -14,7 +14,7 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 
     Anything else with a `.to` of its own (a BatchEncoding, a PackedSequence) is moved by it.
     """
-    if hasattr(batch, "to") and not isinstance(batch, type):
+    if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
         return _by_its_own_to(batch, device, non_blocking=non_blocking)
     if isinstance(batch, Mapping):
         moved = {key: to_device(value, device, non_blocking=non_blocking) for key, value in batch.items()}
@@ -69,9 +69,11 @@ def _parts(batch: Any) -> list[Any]:
 
 def _by_its_own_to(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
     try:
-        return batch.to(device, non_blocking=non_blocking)
+        moved = batch.to(device, non_blocking=non_blocking)
     except TypeError:
-        return batch.to(device)
+        moved = batch.to(device)
+    # Some move their own tensors and return nothing.
+    return batch if moved is None else moved
 
 
 def _rebuilt_mapping(batch: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:

@@ -1,10 +1,12 @@
 """One optimizer step over several micro-batches: autocast, scaling, accumulation and update."""
 
+import math
 from contextlib import AbstractContextManager
 
 import torch
 
 from pipetune.core.space import Amp
+from pipetune.errors import InputError
 from pipetune.training.precision import autocast, grad_scaler
 
 
@@ -23,6 +25,7 @@ class Step:
         self.accumulation_steps = accumulation_steps
         self.scaler = grad_scaler(device, amp)
         self.optimizer_steps = 0
+        self._first_scale = self.scaler.get_scale()
         self._amp = amp
         self._optimizer = optimizer
         self._micro_batches = 0
@@ -37,12 +40,18 @@ class Step:
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Add this micro-batch's share of the gradient; `weight` where micro-batches count unequally."""
-        self._loss_sum.add_(loss.detach())
+        if weight == 0:
+            # Its own mean is 0/0, and it has no share in the mean over all.
+            self._micro_batches += 1
+            return
+        if loss.numel() != 1:
+            raise InputError(f"the loss has the shape {list(loss.shape)}; it must be one number: take its mean()")
+        self._loss_sum.add_(loss.detach().sum())
         if weight is None:
             scaled = loss / self.accumulation_steps if self.accumulation_steps > 1 else loss
         else:
             # Relative to the group's first weight: a raw token count would overflow fp16.
-            self._weight_unit = self._weight_unit or weight or 1.0
+            self._weight_unit = self._weight_unit or weight
             self._weight_sum += weight / self._weight_unit
             scaled = loss * (weight / self._weight_unit)
         self.scaler.scale(scaled).backward()
@@ -66,6 +75,11 @@ class Step:
     def losses_are_finite(self) -> bool:
         """Whether every loss so far was a finite number; waits for the device."""
         return bool(torch.isfinite(self._loss_sum).item())
+
+    def skipped_steps(self) -> float:
+        """Optimizer steps, at least, that the scaler left out since a gradient overflowed; waits for the device."""
+        scale = self.scaler.get_scale()
+        return math.log2(self._first_scale / scale) if scale > 0 else math.inf
 
     def _divide_gradients(self, weight_sum: float) -> None:
         self.scaler.unscale_(self._optimizer)

@@ -1,6 +1,6 @@
 """What a host finds out about the user's workload before any trial."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,9 +43,10 @@ def first_batch(workload: Workload) -> FirstBatch:
     except StopIteration:
         raise WorkloadError("the dataset gives no batch: it is empty, or shorter than one batch") from None
     counter = workload.count_samples or count_samples
+    samples = int(counter(batch))
     first = FirstBatch(
-        batch_samples=counter(batch),
-        decides_batch=loader.batch_size is None,
+        batch_samples=samples,
+        decides_batch=loader.batch_size is None and not _follows(workload, config, samples),
         dataset=endless.inner if isinstance(endless, EndlessStream) else loader.dataset,
         sampler=None if isinstance(endless, EndlessStream) else loader.sampler,
     )
@@ -55,6 +56,16 @@ def first_batch(workload: Workload) -> FirstBatch:
             "give the Workload a count_samples(batch) -> int"
         )
     return first
+
+
+def _follows(workload: Workload, config: TrialConfig, samples: int) -> bool:
+    """Whether a make_loader with a batch sampler of its own gives larger batches where it is asked to."""
+    if workload.make_loader is None:
+        return False
+    larger = replace(config, batch_size=config.batch_size + 1)
+    loader, _ = build_loader(workload, larger)
+    counter = workload.count_samples or count_samples
+    return int(counter(next(iter(loader)))) != samples
 
 
 def facts_of(workload: Workload, device: torch.device, first: FirstBatch | None) -> WorkloadFacts:

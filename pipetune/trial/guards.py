@@ -20,6 +20,8 @@ _TEXTS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             "insufficient shared memory",
             "bus error",
             "unable to write to file </torch_",
+            "unable to resize file </torch_",
+            "unable to allocate shared memory",
             "shm_open",
             "no space left on device: '/dev/shm",
         ),
@@ -35,6 +37,7 @@ _TEXTS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             "hip out of memory",
             "xpu out of memory",
             "cuda driver error: out of memory",
+            "ur_result_error_out_of_device_memory",
         ),
     ),
     (
@@ -49,6 +52,7 @@ _TEXTS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             "cudahostalloc",
         ),
     ),
+    (FailureKind.TIMEOUT, ("dataloader timed out after",)),
 )
 
 _DEADLY_SIGNALS = {signal.SIGBUS: FailureKind.SHARED_MEMORY, signal.SIGKILL: FailureKind.HOST_OUT_OF_MEMORY}
@@ -57,6 +61,9 @@ _DEADLY_SIGNALS = {signal.SIGBUS: FailureKind.SHARED_MEMORY, signal.SIGKILL: Fai
 def classify_error(type_name: str, message: str) -> FailureKind:
     """Kind of an exception from its type's name and text."""
     text = message.lower()
+    if "in pin memory thread" in text and "out of memory" in text:
+        # Pinning asks the host for memory, and CUDA refuses it in the words that it has for its own.
+        return FailureKind.HOST_OUT_OF_MEMORY
     if type_name == "OutOfMemoryError":
         return FailureKind.GPU_OUT_OF_MEMORY
     for kind, fragments in _TEXTS:
@@ -138,8 +145,6 @@ class WorkerInit:
 
 
 def _killed_worker(text: str) -> FailureKind:
-    if "bus error" in text or "sigbus" in text:
-        return FailureKind.SHARED_MEMORY
     if "signal: killed" in text or "sigkill" in text:
         return FailureKind.HOST_OUT_OF_MEMORY
     return FailureKind.CRASH

@@ -5,10 +5,13 @@ never touches the dataset itself; a serial one never starts a worker.
 """
 
 import os
-import sys
+import signal
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
+
+import scipy.special  # noqa: F401 - the loop needs it, and must not wait for its import
 
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
 from pipetune.core.space import TrialConfig
@@ -58,7 +61,8 @@ class Channel:
 
     def send(self, event: Event) -> None:
         """Write one event; small lines arrive whole."""
-        data = encode(event)
+        # What the user's code wrote into the pipe may lack the end of its line.
+        data = b"\n" + encode(event)
         while data:
             data = data[os.write(self._descriptor, data) :]
 
@@ -70,6 +74,10 @@ class Channel:
         self.phase, self._entered_s = phase, now
         self.send(PhaseEvent(phase=phase))
 
+    def sign_of_life(self) -> None:
+        """Tell the parent that the present phase goes on."""
+        self.send(PhaseEvent(phase=self.phase))
+
     def begin_trial(self) -> None:
         """Start a new account."""
         self.phase_seconds.clear()
@@ -77,15 +85,15 @@ class Channel:
 
 
 class Host:
-    """Answers requests one after another until standard input ends."""
+    """Answers requests one after another until they end."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._session: Session | None = None
 
-    def serve(self) -> None:
+    def serve(self, lines: Iterable[bytes]) -> None:
         """Read requests, one a line."""
-        for line in sys.stdin.buffer:
+        for line in lines:
             request = decode_request(line)
             if isinstance(request, SetUpRequest):
                 self._channel.send(self._set_up(request))
@@ -98,12 +106,12 @@ class Host:
             device = devices.resolve_device(request.device)
             workload = build_workload(request.spec)
             check_module(workload.model)
+            self._session = Session(workload, device, request.seed)
+            self._session.rest()
             first = None
             if request.serial:
                 self._channel.enter(Phase.FIRST_SAMPLE)
                 first = first_batch(workload)
-            self._session = Session(workload, device, request.seed)
-            self._session.rest()
             facts = facts_of(workload, device, first)
         except PipetuneError as error:
             return RefusedEvent(message=str(error), traceback_text="")
@@ -122,6 +130,8 @@ class Host:
         try:
             measurement = self._measure(self._session, request, began)
         except BaseException as error:  # noqa: BLE001 - a trial that fails is an outcome, whatever it raised
+            # torch raises anew for every further worker that dies, which would end this process in mid-sentence.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return FailedEvent(failure=self._failure(request.config, error, began))
         return MeasuredEvent(measurement=measurement)
 
@@ -132,7 +142,7 @@ class Host:
         if request.cold:
             evict(session.workload.data_paths)
         loader, endless = build_loader(session.workload, config)
-        stream = Stream(loader, training)
+        stream = Stream(loader, training, self._channel.sign_of_life)
         result = measure(stream, endless, config, request.limits, enter)
         _check(stream, training, config)
         host_memory = tree_memory_bytes(os.getpid())
@@ -162,7 +172,12 @@ class Host:
         )
 
     def _failure(self, config: TrialConfig, error: BaseException, began: float) -> TrialFailure:
+        message = f"{type(error).__name__}: {error}"
         kind = classify_error(type(error).__name__, str(error))
+        if kind is FailureKind.CRASH and error.__cause__ is not None:
+            # Which signal killed a worker is told by the cause, where torch noticed it in two ways.
+            message = f"{message}: {error.__cause__}"
+            kind = classify_error(type(error.__cause__).__name__, str(error.__cause__))
         if isinstance(error, NonFiniteLossError):
             kind = FailureKind.NON_FINITE
         elif isinstance(error, InvalidDataError | DataEndedError):
@@ -171,7 +186,7 @@ class Host:
             config=config,
             kind=kind,
             phase=self._channel.phase,
-            message=f"{type(error).__name__}: {error}",
+            message=message,
             traceback_text=_user_traceback(error),
             seconds=time.monotonic() - began,
         )
@@ -182,6 +197,12 @@ def _check(stream: Stream, training: Training, config: TrialConfig) -> None:
         raise NonFiniteLossError(
             f"the loss became NaN or infinite within {training.step.optimizer_steps} optimizer steps in "
             f"{config.amp}; a faster configuration that does not train is not a result"
+        )
+    # A few are how the scaler finds its scale.
+    if training.step.skipped_steps() > max(5, training.step.optimizer_steps / 2):
+        raise NonFiniteLossError(
+            f"gradients overflowed in {config.amp}: most of {training.step.optimizer_steps} optimizer steps were "
+            "skipped; a faster configuration that does not train is not a result"
         )
     if training.step.optimizer_steps == 0:
         raise InvalidDataError(

@@ -49,15 +49,13 @@ class EndlessSampler:
                 return
 
 
-class EndlessStream(IterableDataset[Any]):
-    """The same for an iterable dataset, inside its workers; in every other way it looks like the user's."""
-
-    _OWN = frozenset({"inner", "batch_size", "_stopped"})
+class EndlessStream:
+    """The same for an iterable dataset: `dataset` goes into the workers, the handle that ends it stays here."""
 
     def __init__(self, inner: Any, batch_size: int | None) -> None:
         self.inner = inner
-        self.batch_size = batch_size or 1
         self._stopped = torch.zeros(1, dtype=torch.uint8).share_memory_()
+        self.dataset = _EndlessDataset(inner, batch_size or 1, self._stopped)
 
     def stop(self) -> None:
         """Let each worker end after its present batch."""
@@ -67,13 +65,24 @@ class EndlessStream(IterableDataset[Any]):
         """Start a new epoch with the next iterator."""
         self._stopped.zero_()
 
+
+class _EndlessDataset(IterableDataset[Any]):
+    """Looks like the user's dataset to worker init functions; what is its own has names that nobody else uses."""
+
+    _OWN = frozenset({"_pipetune_inner", "_pipetune_batch_size", "_pipetune_stopped"})
+
+    def __init__(self, inner: Any, batch_size: int, stopped: torch.Tensor) -> None:
+        self._pipetune_inner = inner
+        self._pipetune_batch_size = batch_size
+        self._pipetune_stopped = stopped
+
     def __iter__(self) -> Iterator[Any]:
         """Yield from one pass after another, looking for the stop between batches only."""
         yielded = 0
         while True:
             is_empty = True
-            for item in self.inner:
-                if yielded % self.batch_size == 0 and self._stopped.item():
+            for item in self._pipetune_inner:
+                if yielded % self._pipetune_batch_size == 0 and self._pipetune_stopped.item():
                     return
                 is_empty = False
                 yielded += 1
@@ -83,16 +92,16 @@ class EndlessStream(IterableDataset[Any]):
 
     def __getattr__(self, name: str) -> Any:
         """Worker init functions read and set attributes of the user's dataset."""
-        if name in EndlessStream._OWN or name.startswith("__"):
+        if name in _EndlessDataset._OWN or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.inner, name)
+        return getattr(self._pipetune_inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Pass on what a worker init function sets."""
-        if name in EndlessStream._OWN:
+        if name in _EndlessDataset._OWN:
             object.__setattr__(self, name, value)
         else:
-            setattr(self.inner, name, value)
+            setattr(self._pipetune_inner, name, value)
 
 
 Endless = EndlessSampler | EndlessStream
@@ -108,7 +117,7 @@ def build_loader(workload: Workload, config: TrialConfig) -> tuple[DataLoader[An
     endless: Endless
     if isinstance(loader.dataset, IterableDataset):
         endless = EndlessStream(loader.dataset, loader.batch_size)
-        _replace(loader, "dataset", endless)
+        _replace(loader, "dataset", endless.dataset)
     elif loader.batch_sampler is not None:
         endless = EndlessSampler(loader.batch_sampler)
         _replace(loader, "batch_sampler", endless)
@@ -182,13 +191,18 @@ def _without_worker_options(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_constructor(loader_class: type, kwargs: dict[str, Any]) -> None:
-    parameters = inspect.signature(loader_class).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
-    missing = sorted(set(kwargs) - set(parameters))
-    if missing:
+    signature = inspect.signature(loader_class)
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    named = {p.name for p in signature.parameters.values() if p.kind not in variadic}
+    own = sorted(named - set(inspect.signature(DataLoader).parameters))
+    try:
+        signature.bind(dataset=None, **kwargs)
+        problem = f"takes {', '.join(own)}, of which the loader does not tell" if own else ""
+    except TypeError as error:
+        problem = f"is another: {error}"
+    if problem:
         raise InputError(
-            f"{loader_class.__name__} cannot be rebuilt: its constructor does not take {', '.join(missing)}; "
+            f"{loader_class.__name__} cannot be rebuilt: its constructor {problem}; "
             "give the Workload a make_loader(config) instead of the loader"
         )
 

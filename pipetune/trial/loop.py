@@ -17,6 +17,8 @@ from pipetune.trial.session import Training
 
 MIN_OPTIMIZER_STEPS = 2
 """Optimizer steps before timing: the first allocates the optimizer's state and picks kernels."""
+SIGN_OF_LIFE_S = 1.0
+"""How often a stream tells that it goes on: a step may take long, and is not hung for that."""
 MIN_WINDOWS = 2
 """Windows of even the slowest trial: one alone has no interval."""
 BACK_ON_LINE = 0.95
@@ -46,9 +48,14 @@ class LoopResult:
 class Stream:
     """Takes batches from the loader and trains on them, keeping account of samples and waiting time."""
 
-    def __init__(self, loader: DataLoader[Any], training: Training) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], training: Training, sign_of_life: Callable[[], None] = lambda: None
+    ) -> None:
+        """`sign_of_life` is called about once a second while batches go through."""
         self.loader = loader
         self.training = training
+        self._sign_of_life = sign_of_life
+        self._signed_s = time.monotonic()
         self.samples = 0
         self.batches = 0
         self.wait_s = 0.0
@@ -82,6 +89,10 @@ class Stream:
         self.last_batch, self.last_samples = batch, samples
         self.samples += samples
         self.batches += 1
+        now = time.monotonic()
+        if now - self._signed_s >= SIGN_OF_LIFE_S:
+            self._signed_s = now
+            self._sign_of_life()
         return True
 
     def train_batches(self, count: int) -> None:
@@ -169,9 +180,10 @@ def compute_only_rate(training: Training, batch: Any, samples: int, seconds: flo
 
     timed(1)  # whatever the loader's last batch left unfinished
     deadline = time.monotonic() + seconds
-    # Long enough that one synchronisation does not count.
-    steps = max(1, round(seconds / COMPUTE_STRETCHES / timed(1)))
-    fastest_s = timed(steps)
+    # Long enough that one synchronisation does not count; found by doubling, since one step may be an exception.
+    steps = 1
+    while (fastest_s := timed(steps)) < seconds / COMPUTE_STRETCHES / 2:
+        steps *= 2
     while time.monotonic() < deadline:
         fastest_s = min(fastest_s, timed(steps))
     return steps * group * samples / fastest_s
@@ -210,20 +222,26 @@ def _windows(
 ) -> tuple[list[Window], bool]:
     """Timed windows until the rate is settled, or until the limit."""
     windows: list[Window] = []
-    measured_s = 0.0
-    while measured_s < limits.max_s or len(windows) < MIN_WINDOWS:
-        windows.append(_window(stream, config, limits.window_s))
-        measured_s += windows[-1].seconds
+    began = until = time.monotonic()
+    while until - began < limits.max_s or len(windows) < MIN_WINDOWS:
+        windows.append(_window(stream, config, limits.window_s, until))
+        until = _end_s(windows[-1])
         enter(Phase.MEASURE)
-        if measured_s >= limits.min_s and is_settled(windows):
+        if until - began >= limits.min_s and is_settled(windows):
             return windows, True
     return windows, False
 
 
-def _window(stream: Stream, config: TrialConfig, seconds: float) -> Window:
-    """Whole optimizer steps, at least as many batches as workers, at least so many seconds."""
+def _end_s(window: Window) -> float:
+    return window.began_s + window.seconds
+
+
+def _window(stream: Stream, config: TrialConfig, seconds: float, began: float) -> Window:
+    """Whole optimizer steps, at least as many batches as workers, at least so many seconds.
+
+    It begins where the last one ended: what workers fetch while we reckon is not given away.
+    """
     samples, wait_s = stream.samples, stream.wait_s
-    began = time.monotonic()
     stream.train_batches(_group_batches(config, config.num_workers))
     while time.monotonic() - began < seconds:
         stream.train_batches(config.accumulation_steps)
@@ -241,7 +259,7 @@ def _epoch_turn(stream: Stream, endless: Endless, config: TrialConfig, windows: 
     rate = steady_rate(windows).value
     # Batches arrive in bursts of num_workers where the loader limits; where it waits, fewer show the rate.
     burst = config.num_workers if data_wait_percent(windows) >= BURSTY_WAIT_PERCENT else config.num_workers // 4
-    began, samples = time.monotonic(), stream.samples
+    began, samples = _end_s(windows[-1]), stream.samples
     endless.stop()
     stream.drain()
     endless.restart()

@@ -43,7 +43,8 @@ class HostProcess:
         self._log: IO[bytes] = log_file.open("wb")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-                [sys.executable, "-m", "pipetune.trial.entry", str(child_fd), str(os.getpid())],
+                # -P: a file of the user's in the working folder must not take the place of a library.
+                [sys.executable, "-P", "-m", "pipetune.trial.entry", str(child_fd), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -79,11 +80,11 @@ class HostProcess:
             readable, _, _ = select.select([self._reply_fd], [], [], max(0.0, deadline - time.monotonic()))
             if readable:
                 self._read_more()
-            elif self._has_ended():
+            elif self.has_ended():
                 # A worker that outlives the host keeps the pipe open, so its end alone does not tell.
                 raise HostDiedError(self._wait_for_code())
-            elif time.monotonic() >= deadline:
-                return None
+            if time.monotonic() >= deadline:  # also where the user's code fills the pipe without an end
+                return self._next_unread()
 
     def log_tail(self) -> str:
         """The end of what the host and its workers printed."""
@@ -104,12 +105,14 @@ class HostProcess:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         deadline = time.monotonic() + CLOSE_S
-        while not self._has_ended() and time.monotonic() < deadline:
+        while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(0.02)
         self.kill()
 
     def kill(self) -> None:
         """End the whole group at once. The leader is reaped last, so that its number cannot be another's."""
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -136,7 +139,8 @@ class HostProcess:
             raise HostDiedError(self._wait_for_code())
         self._unread += data
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
+        """Whether the host itself is gone; what it started may still be there."""
         # WNOWAIT leaves it unreaped: its process group keeps its number until we have ended the group.
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

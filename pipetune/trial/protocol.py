@@ -1,14 +1,24 @@
 """The messages between the parent and a trial host: one JSON object a line, checked on arrival."""
 
+import json
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
+from pipetune.config import yaml
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import Measurement, Phase, TrialFailure
 from pipetune.core.space import TrialConfig
 from pipetune.core.study import WorkloadSpec
+
+
+def _pack(spec: WorkloadSpec) -> str:
+    return yaml.rendered({"target": spec.target, "folder": spec.folder, "options": dict(spec.options)})
+
+
+def _unpack(given: Any) -> Any:
+    return yaml.parse(given, "request").data if isinstance(given, str) else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +35,8 @@ class MeasureLimits:
 class SetUpRequest:
     """Build the workload. A serial host also reads a first sample and never starts a worker."""
 
-    spec: WorkloadSpec
+    # As YAML: JSON knows neither an infinity nor a key that is a number, and options may hold both.
+    spec: Annotated[WorkloadSpec, BeforeValidator(_unpack), PlainSerializer(_pack)]
     device: str
     seed: int
     serial: bool
@@ -97,8 +108,9 @@ def encode(message: Request | Event) -> bytes:
     """One line, newline included. NaN and infinities keep their meaning."""
     adapter: TypeAdapter[Request] | TypeAdapter[Event]
     adapter = _REQUESTS if isinstance(message, SetUpRequest | TrialRequest) else _EVENTS
-    text: bytes = adapter.dump_json(message)  # type: ignore[arg-type]
-    return text + b"\n"
+    # Not by pydantic's own JSON: it turns infinities into null, and stops at names that are no UTF-8.
+    plain = adapter.dump_python(message, mode="json")  # type: ignore[arg-type]
+    return json.dumps(plain, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def decode_request(line: bytes) -> Request:

@@ -110,8 +110,10 @@ class HostRunner:
 
     def close_hosts(self) -> None:
         """End the hosts; the next trial starts new ones."""
-        while self._hosts:
-            self._hosts.popitem()[1].close()
+        for serial in list(self._hosts):
+            # Forgotten only once it is closed: a signal in between must not leave it behind.
+            self._hosts[serial].close()
+            del self._hosts[serial]
 
     def close(self) -> None:
         """End the hosts and leave NVML."""
@@ -123,7 +125,7 @@ class HostRunner:
         is_serial = request.config.num_workers == 0
         began = time.monotonic()
         try:
-            host = self._hosts.get(is_serial) or self._host(serial=is_serial)[0]
+            host = self._waiting_host(serial=is_serial) or self._host(serial=is_serial)[0]
         except WorkloadError as error:
             return self._set_up_failure(request.config, error, began)
         outcome = self._trial(host, request)
@@ -149,7 +151,17 @@ class HostRunner:
             seconds=time.monotonic() - began,
         )
 
+    def _waiting_host(self, *, serial: bool) -> HostProcess | None:
+        """The host that earlier trials left; one that died since then is nothing this trial did."""
+        host = self._hosts.get(serial)
+        if host is not None and host.has_ended():
+            self._hosts.pop(serial).kill()
+            return None
+        return host
+
     def _host(self, *, serial: bool) -> tuple[HostProcess, WorkloadFacts]:
+        if serial in self._hosts:
+            self._hosts.pop(serial).close()
         self._started += 1
         # A signal between the start of the process and our knowing of it would leave it behind.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -202,7 +214,7 @@ class HostRunner:
                 config=request.config,
                 kind=classify_exit(died.return_code, tail),
                 phase=self._phase,
-                message=describe_exit(died.return_code),
+                message=f"{describe_exit(died.return_code)}; it printed last: {_last_line(tail)}",
                 log_tail=tail,
                 seconds=time.monotonic() - began,
             )
@@ -223,7 +235,7 @@ class HostRunner:
             if isinstance(event, PhaseEvent):
                 heard = now
                 self._enter(event.phase)
-            elif now - heard > self._timeouts.stall_s or now - began > self._timeouts.total_s:
+            if now - heard > self._timeouts.stall_s or now - began > self._timeouts.total_s:
                 return self._timeout(config, silent_s=now - heard, seconds=now - began)
 
     def _timeout(self, config: TrialConfig, *, silent_s: float, seconds: float) -> TrialFailure:
@@ -260,3 +272,8 @@ class HostRunner:
         if isinstance(usage, str):
             return dataclasses.replace(measurement, gpu=None, gpu_reason=usage)
         return dataclasses.replace(measurement, gpu=usage, gpu_reason=None)
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else "nothing"

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,8 +26,11 @@ class Session:
         self.model = workload.model
         self.optimizer = _optimizer_of(workload)
         self._seed = seed
-        self._was_training = self.model.training
-        self._model_state = _on_cpu(self.model.state_dict())
+        self._modes = [module.training for module in self.model.modules()]
+        state = self.model.state_dict()
+        self._model_state = OrderedDict(_on_cpu(state))
+        # The versions of its modules, which decide how they read it back.
+        self._model_state._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]  # noqa: SLF001
         self._optimizer_state = _on_cpu(self.optimizer.state_dict())
 
     def begin(self, config: TrialConfig) -> "Training":
@@ -35,7 +39,8 @@ class Session:
         _seed_everything(self._seed)
         self.model.load_state_dict(self._model_state)
         self.model.to(self.device)
-        self.model.train(self._was_training)
+        for module, mode in zip(self.model.modules(), self._modes, strict=False):
+            module.training = mode  # each its own: a frozen layer stays in eval mode
         self.optimizer.zero_grad(set_to_none=True)
         # The optimizer's own restore keeps references; a copy stays what it was.
         self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_state))
@@ -72,7 +77,7 @@ class Training:
     def count(self, batch: Any) -> int:
         """Samples in a batch, as the loader gave it."""
         counter = self.workload.count_samples
-        return counter(batch) if counter is not None else count_samples(batch)
+        return int(counter(batch)) if counter is not None else count_samples(batch)
 
     def weight(self, batch: Any) -> float | None:
         """Weight of a micro-batch, as the loader gave it; None where all weigh the same."""
@@ -92,9 +97,11 @@ class Training:
 
 
 def _optimizer_of(workload: Workload) -> torch.optim.Optimizer:
-    if isinstance(workload.optimizer, torch.optim.Optimizer):
-        return workload.optimizer
-    return workload.optimizer(workload.model)
+    given = workload.optimizer
+    optimizer = given if isinstance(given, torch.optim.Optimizer) else given(workload.model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"Workload.optimizer gave a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    return optimizer
 
 
 def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:

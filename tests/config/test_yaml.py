@@ -329,7 +329,7 @@ def test_a_file_that_would_not_read_back_does_not_replace_the_old_one(tmp_path):
 def test_a_file_that_reads_back_differently_does_not_replace_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "best.yaml"
     yaml.write(path, {"old": 1})
-    monkeypatch.setattr(yaml, "_rendered", lambda *_: "new: 2.0\n")
+    monkeypatch.setattr(yaml, "rendered", lambda *_: "new: 2.0\n")
 
     with pytest.raises(InputError, match="reads back as something else"):
         yaml.write(path, {"new": 2})

@@ -12,7 +12,7 @@ def test_the_profile_joins_host_and_gpus():
     assert profile.cpus_limit
     assert profile.memory_bytes > 0
     assert (profile.gpu_reason is None) == bool(profile.gpus)
-    assert profile.fingerprint("cpu") == environment.profile().fingerprint()
+    assert profile.fingerprint("cpu") == environment.profile().fingerprint("cpu")
 
 
 def test_versions_name_what_decides_speed(monkeypatch):

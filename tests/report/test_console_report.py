@@ -117,7 +117,7 @@ def test_escape_codes_in_what_users_name_do_not_reach_the_terminal(made):
 
 def test_a_failure_is_told_in_its_first_line():
     row = failed(0, RECORDS[0].config, FailureKind.ERROR, "ValueError: first\nsecond")
-    text = rendered(trials_table((row,), PLAN))
+    text = rendered(trials_table((row,), PLAN, RECORDS[0].config))
     assert "ValueError: first" in text
     assert "second" not in text
 
@@ -127,14 +127,14 @@ def test_a_workers_exception_is_told_in_its_last_line():
     message = (
         "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nValueError: bad row"
     )
-    text = rendered(trials_table((failed(0, RECORDS[0].config, FailureKind.ERROR, message),), PLAN))
+    text = rendered(trials_table((failed(0, RECORDS[0].config, FailureKind.ERROR, message),), PLAN, RECORDS[0].config))
     assert "ValueError: bad row" in text
     assert "Caught" not in text
 
 
 def test_an_unknown_spread_is_a_question_mark():
     [row] = rendered(
-        trials_table((trial(0, RECORDS[0].config, 100.0, windows=RECORDS[0].measurement.windows[:1]),), PLAN)
+        trials_table((trial(0, RECORDS[0].config, 100.0, windows=RECORDS[0].measurement.windows[:1]),), PLAN, RECORDS[0].config)
     ).splitlines()[1:]
     assert " ? " in row
 

@@ -1,5 +1,6 @@
 """Trials that go wrong: each ends as a named kind, leaves no process, and does not harm the next."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +99,7 @@ class Fault(NamedTuple):
     trial: TrialConfig
     kind: FailureKind
     phases: set[Phase]
-    words: str
+    words: str  # a regular expression
 
 
 SERIAL, FORKED = config(0), config(2)
@@ -106,8 +107,8 @@ FAULTS = [
     Fault("sample raises its own", FORKED, KIND.ERROR, RUNNING, "sample 100: truncated JPEG"),
     Fault("sample names no utf-8", SERIAL, KIND.ERROR, RUNNING, "cannot read photo-"),
     Fault("sample exits", FORKED, KIND.CRASH, RUNNING, "exited unexpectedly"),
-    Fault("sample is killed", FORKED, KIND.HOST_OUT_OF_MEMORY, RUNNING, "is killed by signal: Killed"),
-    Fault("sample bus error", FORKED, KIND.SHARED_MEMORY, RUNNING, "is killed by signal: Bus error"),
+    Fault("sample is killed", FORKED, KIND.HOST_OUT_OF_MEMORY, RUNNING, "signal: Killed|SIGKILL"),
+    Fault("sample bus error", FORKED, KIND.SHARED_MEMORY, RUNNING, "signal: Bus error|SIGBUS"),
     Fault("sample hangs", FORKED, KIND.TIMEOUT, RUNNING, "try multiprocessing_context='spawn'"),
     Fault("sample hangs", SERIAL, KIND.TIMEOUT, RUNNING, "a sample that never returns"),
     Fault("collate hangs", FORKED, KIND.TIMEOUT, START, "without a sign of life"),
@@ -120,7 +121,7 @@ FAULTS = [
     Fault("step gives nan", SERIAL, KIND.NON_FINITE, END, "NaN or infinite"),
     # The scaler skips every update, so the loss stays finite, the weights stay as they are, and the trial looks fast.
     Fault("step overflows", config(0, amp=Amp.FP16), KIND.NON_FINITE, END, "fp16"),
-    Fault("step never updates", SERIAL, KIND.INVALID_DATA, END, "step.update()"),
+    Fault("step never updates", SERIAL, KIND.INVALID_DATA, END, r"step\.update\(\)"),
 ]
 
 
@@ -154,7 +155,7 @@ def test_a_fault_has_a_name_and_ends_with_its_trial(runner, begin, fault):
     assert isinstance(outcome, TrialFailure)
     assert (outcome.config, outcome.kind) == (fault.trial, fault.kind), outcome
     assert outcome.phase in fault.phases
-    assert fault.words in outcome.message + outcome.traceback_text
+    assert re.search(fault.words, outcome.message + outcome.traceback_text)
     if fault.name.startswith(("sample", "step")):
         assert f"prints {fault.name}" in outcome.log_tail
     # AND it points at the user's code
@@ -162,7 +163,7 @@ def test_a_fault_has_a_name_and_ends_with_its_trial(runner, begin, fault):
         first, *_ = [line for line in outcome.traceback_text.splitlines() if line.strip().startswith("File")]
         assert str(Path(pipetune.__file__).parent) not in first
         assert "job.py" in outcome.traceback_text
-        assert fault.words in outcome.headline()
+        assert re.search(fault.words, outcome.headline())
     # AND it came in time
     least_s = STALL_S if fault.kind is KIND.TIMEOUT else 0
     assert least_s < outcome.seconds < least_s + 10

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -227,18 +225,31 @@ def test_describing_twice_leaves_one_host(tmp_path):
                 first.kill()
 
 
-def test_nothing_is_imported_inside_the_measuring_loop():
-    """Loading scipy there takes a quarter of a second, in which the workers fill the queue for the next window."""
-    script = """
-import sys
-import pipetune.trial.host
-from pipetune.core.throughput import Window, is_settled
-before = set(sys.modules)
-is_settled([Window(samples=100 + i % 2, seconds=0.5, data_wait_s=0.0, began_s=i / 2) for i in range(10)])
-print(*sorted(set(sys.modules) - before))
+IMPORTS = """
+loaded = set()
+
+def watch(model, batch, optimizer, step):
+    if step.optimizer_steps == 5:
+        loaded.update(sys.modules)
+    elif step.optimizer_steps > 5:
+        with (HERE / "imported").open("a") as file:
+            print(*sorted(set(sys.modules) - loaded), sep="\\n", end="", file=file)
+    with step.autocast():
+        value = loss(model, batch)
+    step.backward(value)
+    step.update()
+
+def build():
+    return workload(train_step=watch, dataset=Rows(sleep_s=0.001))
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == []
+
+
+def test_nothing_is_imported_inside_the_measuring_loop(tmp_path):
+    """Loading scipy there takes a quarter of a second, in which the workers fill the queue for the next window."""
+    with hosts(tmp_path, IMPORTS) as runner:
+        outcome = runner.run(config(0), MeasureLimits(min_s=0.3, max_s=0.5, window_s=0.02, warm_up_s=0.05))
+    assert len(outcome.windows) > 8
+    assert lines(tmp_path / "imported") == []
 
 
 def test_phases_are_told_as_they_come(tmp_path):

@@ -265,13 +265,3 @@ def build():
 """)
     traits = event.facts.traits
     assert (traits.has_batch_norm, traits.dataset_has_set_epoch, traits.weighs_micro_batches) == (False, True, True)
-
-
-@pytest.mark.parametrize("signal", ["Killed", "Bus error"])
-def test_a_killed_worker_is_known_whichever_of_torchs_two_errors_comes_first(signal):
-    """Torch notices by a signal, or by looking: then the signal is only the cause of what it raises."""
-    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-    error.__cause__ = RuntimeError(f"DataLoader worker (pid 7) is killed by signal: {signal}. ")
-    failure = Host(Channel(-1))._failure(config(2), error, 0.0)
-    assert failure.kind.is_memory
-    assert f"killed by signal: {signal}" in failure.message
