@@ -20,7 +20,7 @@ from pipetune.hardware.host import tree_memory_bytes
 from pipetune.trial import device as devices
 from pipetune.trial.cache import evict
 from pipetune.trial.facts import facts_of, first_batch
-from pipetune.trial.guards import classify_error
+from pipetune.trial.guards import classify_error, classify_exit
 from pipetune.trial.loader import build_loader
 from pipetune.trial.loop import DataEndedError, Stream, compute_only_rate, measure
 from pipetune.trial.protocol import (
@@ -90,6 +90,7 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._session: Session | None = None
+        self._stream: Stream | None = None
 
     def serve(self, lines: Iterable[bytes]) -> None:
         """Read requests, one a line."""
@@ -142,7 +143,7 @@ class Host:
         if request.cold:
             evict(session.workload.data_paths)
         loader, endless = build_loader(session.workload, config)
-        stream = Stream(loader, training, self._channel.sign_of_life)
+        stream = self._stream = Stream(loader, training, self._channel.sign_of_life)
         result = measure(stream, endless, config, request.limits, enter)
         _check(stream, training, config)
         host_memory = tree_memory_bytes(os.getpid())
@@ -174,10 +175,12 @@ class Host:
     def _failure(self, config: TrialConfig, error: BaseException, began: float) -> TrialFailure:
         message = f"{type(error).__name__}: {error}"
         kind = classify_error(type(error).__name__, str(error))
-        if kind is FailureKind.CRASH and error.__cause__ is not None:
-            # Which signal killed a worker is told by the cause, where torch noticed it in two ways.
-            message = f"{message}: {error.__cause__}"
-            kind = classify_error(type(error.__cause__).__name__, str(error.__cause__))
+        code = self._stream.dead_worker_code() if self._stream is not None and not kind.is_memory else None
+        if code is not None:
+            # torch meets a worker's death in many ways, a reset connection among them; only the code tells which.
+            end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            message = f"{message}; a DataLoader worker {end}"
+            kind = classify_exit(code, "")
         if isinstance(error, NonFiniteLossError):
             kind = FailureKind.NON_FINITE
         elif isinstance(error, InvalidDataError | DataEndedError):

@@ -1,5 +1,6 @@
 """The measuring loop: warm up, drain, time windows, meet a real epoch end, start the next epoch."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from pipetune.trial.session import Training
 
 MIN_OPTIMIZER_STEPS = 2
 """Optimizer steps before timing: the first allocates the optimizer's state and picks kernels."""
+DEATH_NOTICE_S = 0.5
+"""How long the end of a worker is waited for, once something went wrong."""
 SIGN_OF_LIFE_S = 1.0
 """How often a stream tells that it goes on: a step may take long, and is not hung for that."""
 MIN_WINDOWS = 2
@@ -122,6 +125,16 @@ class Stream:
             return arrived + sum(sizes.values())
         except NotImplementedError:  # macOS counts no queues
             return None
+
+    def dead_worker_code(self) -> int | None:
+        """Exit code of a worker that ended before its time; SIGTERM aside, for that is how torch ends them."""
+        deadline = time.monotonic() + DEATH_NOTICE_S
+        for worker in getattr(self._iterator, "_workers", ()):
+            worker.join(max(0.0, deadline - time.monotonic()))
+            code: int | None = worker.exitcode
+            if code not in {None, 0, -signal.SIGTERM}:
+                return code
+        return None
 
     def close(self) -> None:
         """Stop the workers, kept ones included, and wait for them."""

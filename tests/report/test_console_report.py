@@ -134,7 +134,9 @@ def test_a_workers_exception_is_told_in_its_last_line():
 
 def test_an_unknown_spread_is_a_question_mark():
     [row] = rendered(
-        trials_table((trial(0, RECORDS[0].config, 100.0, windows=RECORDS[0].measurement.windows[:1]),), PLAN, RECORDS[0].config)
+        trials_table(
+            (trial(0, RECORDS[0].config, 100.0, windows=RECORDS[0].measurement.windows[:1]),), PLAN, RECORDS[0].config
+        )
     ).splitlines()[1:]
     assert " ? " in row
 

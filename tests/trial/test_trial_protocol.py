@@ -2,6 +2,8 @@ import math
 
 import pytest
 from builders import facts, failure, measurement, trial_config
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipetune.core.measurement import Phase
 from pipetune.core.study import WorkloadSpec
@@ -63,6 +65,18 @@ def test_options_reach_the_child_as_the_config_gave_them(options):
     spec = WorkloadSpec(target="job.py:build", options=options, folder="/tmp")
     request = SetUpRequest(spec=spec, device="cpu", seed=0, serial=True)
     assert decode_request(encode(request)).spec.options == options
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), PLAIN, max_size=3))
+def test_no_options_are_changed_on_their_way(options):
+    test_options_reach_the_child_as_the_config_gave_them(options)
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"garbage\n", b"{}\n", b'{"kind": "measured"}\n', b"\xff\n", b"[1]\n"])

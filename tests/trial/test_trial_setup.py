@@ -221,6 +221,7 @@ def test_options_are_the_functions_arguments(set_up):
         ("dataset=Rows(60), batch_sampler=[[0, 1, 2], [3, 4, 5]]", 60, False, 3),
         ("make_loader=lambda c: DataLoader(Rows(60), batch_size=c.batch_size)", 60, False, None),
         ("make_loader=lambda c: DataLoader(Rows(60), batch_sampler=[[0, 1, 2, 3]])", 60, False, 4),
+        ("make_loader=lambda c: DataLoader(Rows(60), batch_sampler=batches(c.batch_size))", 60, False, None),
         ("dataset=Stream()", None, True, None),
         ("dataset=Sized()", 1000, True, None),
         ("loader=DataLoader(Batches(), batch_size=None)", None, True, 5),
@@ -228,6 +229,9 @@ def test_options_are_the_functions_arguments(set_up):
 )
 def test_facts_come_from_whatever_loader_there_is(set_up, parts, samples, is_iterable, fixed_batch):
     event = set_up(f"""
+def batches(size):
+    return torch.utils.data.BatchSampler(range(60), size, drop_last=True)
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(Rows(32))
