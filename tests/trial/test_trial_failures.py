@@ -106,7 +106,7 @@ SERIAL, FORKED = config(0), config(2)
 FAULTS = [
     Fault("sample raises its own", FORKED, KIND.ERROR, RUNNING, "sample 100: truncated JPEG"),
     Fault("sample names no utf-8", SERIAL, KIND.ERROR, RUNNING, "cannot read photo-"),
-    Fault("sample exits", FORKED, KIND.CRASH, RUNNING, "exited unexpectedly"),
+    Fault("sample exits", FORKED, KIND.CRASH, RUNNING, "worker exited with code 3"),
     Fault("sample is killed", FORKED, KIND.HOST_OUT_OF_MEMORY, RUNNING, "signal: Killed|SIGKILL"),
     Fault("sample bus error", FORKED, KIND.SHARED_MEMORY, RUNNING, "signal: Bus error|SIGBUS"),
     Fault("sample hangs", FORKED, KIND.TIMEOUT, RUNNING, "try multiprocessing_context='spawn'"),
