@@ -290,7 +290,8 @@ def _holds_certified(path: Path, tuned: TunedConfig) -> bool:
         older = read(path)
     except InputError:
         return False
-    return older.status is not Status.PROVISIONAL and older.provenance.get("study") == tuned.provenance.get("study")
+    is_same = all(older.provenance.get(key) == tuned.provenance.get(key) for key in ("study", "optuna_study"))
+    return is_same and older.status is not Status.PROVISIONAL
 
 
 def _estimate(estimate: Estimate) -> dict[str, float | None]:

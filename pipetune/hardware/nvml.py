@@ -43,7 +43,7 @@ class _Sample:
 def list_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None, str | None]:
     """Return the GPUs that NVML lists, the driver's version, and why there are none (None where there are).
 
-    A card that does not tell its memory (Jetson, unified memory) has 0 bytes. `nvml` stands in for pynvml.
+    A card that does not tell its memory (Jetson, unified memory) has None there. `nvml` stands in for pynvml.
     """
     nvml = nvml or _pynvml
     if nvml is None:

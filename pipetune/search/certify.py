@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from pipetune.core.measurement import GpuUsage, Measurement
 from pipetune.core.objective import TIE_FLOOR, Objective, gains, is_tied, preferred, score
@@ -30,7 +31,7 @@ def ranked(
 
 
 def finalists(best_first: Sequence[TrialRecord], baseline: TrialConfig, plan: TrainingPlan) -> list[TrialConfig]:
-    """The leader and those that noise cannot tell from it, then the baseline; at least two where there are two."""
+    """The leader and those that noise cannot tell from it, then the baseline."""
     others = [record for record in best_first if record.config != baseline]
     if not others:
         return [baseline]
@@ -93,10 +94,19 @@ def _is_level(
 
 
 def _gains(winner: int, measured: Sequence[Measured], objective: Objective) -> bool:
-    if objective is Objective.WEIGHTED:
-        scores = _scores(measured, objective)
-        return scores[winner] * (1 - TIE_FLOOR) > scores[-1]
-    return gains(measured[winner], measured[-1])
+    if objective is not Objective.WEIGHTED:
+        return gains(measured[winner], measured[-1])
+    scores = _scores(measured, objective)
+    worst, best = _weighted_at(measured[winner], measured[-1], "low"), _weighted_at(measured[-1], measured[-1], "high")
+    return scores[winner] * (1 - TIE_FLOOR) > scores[-1] and worst > best
+
+
+def _weighted_at(one: Measured, baseline: Measured, end: Literal["low", "high"]) -> float:
+    """The weighted score at one end of the intervals; utilisation is known where it is asked for."""
+    assert one.gpu_utilization_percent is not None
+    rate: float = getattr(one.effective_samples_per_sec, end)
+    utilization: float = getattr(one.gpu_utilization_percent, end)
+    return 0.8 * rate / baseline.effective_samples_per_sec.value + 0.2 * utilization / 100
 
 
 def _spanning(estimate: Estimate, values: Sequence[float]) -> Estimate:

@@ -14,7 +14,7 @@ from pipetune.core.hardware import HardwareProfile
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure, TrialOutcome
 from pipetune.core.objective import TIE_FLOOR, score
 from pipetune.core.record import Arm, Certification, StudyResult, StudySummary, TrialRecord, TrialState
-from pipetune.core.space import SearchSpace, TrialConfig, widened
+from pipetune.core.space import Amp, SearchSpace, TrialConfig, widened
 from pipetune.core.study import StudyConfig
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig, training_changes
 from pipetune.errors import InputError, NothingWorksError, WorkloadError
@@ -213,7 +213,7 @@ class StudyRun:
     def _search(self) -> None:
         for seed in self._seeds():
             self._sampler.queue(seed)
-        while self._spending.allows_trial(self._records(), self._arm_seconds()):
+        while self._spending.allows_trial(self._records(), self._least_arm_seconds()):
             try:
                 trial, config = self._sampler.ask(self._store.study)
             except SpaceExhaustedError:
@@ -235,6 +235,11 @@ class StudyRun:
         tried = {record.config for record in self._records() if not self._is_old_failure(record)}
         wished = dict.fromkeys([*older, *seeds(self._space, cpus_usable=self._hardware.cpus_usable)])
         return [config for config in wished if config not in tried]
+
+    def _least_arm_seconds(self) -> list[float]:
+        """The leader's and the baseline's: time is kept back for these two, others are certified where some is left."""
+        arms = self._arm_seconds()
+        return [arms[0], arms[-1]] if len(arms) > 1 else arms
 
     def _arm_seconds(self) -> list[float]:
         """What each arm of a certification took as a trial."""
@@ -279,9 +284,12 @@ class StudyRun:
         return score(self._config.objective, measured, baseline_rate=self._baseline_rate(measured))
 
     def _baseline_rate(self, default: Measured | None = None) -> float:
-        for record in self._records():
-            if record.config == self._baseline and record.measurement is not None:
-                return record.measurement.effective(self._plan).value
+        """The baseline's rate; where it did not run, the first that did stands in for it."""
+        measured = [record for record in self._records() if record.measurement is not None]
+        of_baseline = [record for record in measured if record.config == self._baseline]
+        for record in (*of_baseline, *measured):
+            assert record.measurement is not None
+            return record.measurement.effective(self._plan).value
         return default.effective_samples_per_sec.value if default else 1.0
 
     def _after_trial(self, number: int) -> None:
@@ -341,8 +349,10 @@ class StudyRun:
         if not best:
             raise NothingWorksError(_table_of_reasons(self._records()))
         if not any(record.config == self._baseline for record in best):
-            self._note(f"the baseline {self._baseline.label()} did not run; compared with trial {best[-1].number}")
-            self._baseline = best[-1].config
+            # The one nearest to torch's defaults, not the slowest: that would flatter the winner.
+            nearest = min(best, key=lambda r: (r.config.num_workers, r.config.amp is not Amp.FP32, r.number))
+            self._note(f"the baseline {self._baseline.label()} did not run; compared with trial {nearest.number}")
+            self._baseline = nearest.config
         with self._signals.interruptible():
             self._runner.close_hosts()
         self._tell_of_other_load()

@@ -31,7 +31,7 @@ class Step:
         self._micro_batches = 0
         self._weight_sum = 0.0
         self._weight_unit = 0.0
-        # Summed on the device: a NaN or an infinity stays in the sum, and reading it costs one sync a window.
+        # Summed on the device: a NaN or an infinity stays in the sum, and reading it costs one sync a trial.
         self._loss_sum = torch.zeros((), device=device)
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -125,7 +125,8 @@ def test_a_failure_is_told_in_its_first_line():
 def test_a_workers_exception_is_told_in_its_last_line():
     # A loader worker's exception arrives as the text of its whole traceback.
     message = (
-        "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nValueError: bad row"
+        "ValueError: Caught ValueError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n  x\nValueError: bad row"
     )
     text = rendered(trials_table((failed(0, RECORDS[0].config, FailureKind.ERROR, message),), PLAN, RECORDS[0].config))
     assert "ValueError: bad row" in text
