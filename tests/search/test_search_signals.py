@@ -8,6 +8,16 @@ from pipetune.errors import InterruptedStudyError
 from pipetune.search.signals import Signals
 
 
+@pytest.fixture(autouse=True)
+def nobody_ignores_signals():
+    """Under nohup, or in the background of a shell, some are ignored, and then Signals leaves them so."""
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)}
+    former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_breaks_into_what_may_be_interrupted(number):
     signals = Signals()

@@ -55,8 +55,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runner(folder):
-    with hosts(folder, JOB) as runner:
+def phases():
+    """What the runner tells while the tests go on."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def runner(folder, phases):
+    with hosts(folder, JOB, on_phase=phases.append) as runner:
         yield runner
 
 
@@ -202,14 +208,41 @@ def test_a_fresh_trial_has_a_process_of_its_own(runner, serial):
     assert all(left_after(1, lambda pid=pid: family(pid)) == [] for pid in before)
 
 
-def test_a_host_that_died_between_trials_is_replaced(tmp_path):
+def test_a_host_that_died_between_trials_is_replaced(runner, serial):
     """The next configuration is not to blame for it."""
-    with hosts(tmp_path, "build = workload") as runner:
-        assert isinstance(runner.run(config(0), QUICK), Measurement)
-        (pid,) = host_pids(runner)
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert isinstance(runner.run(config(0), QUICK), Measurement)
+    assert isinstance(runner.run(serial.config, QUICK), Measurement)
+    pid = runner._hosts[True].pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert isinstance(runner.run(serial.config, QUICK), Measurement)
+
+
+def test_describing_again_replaces_the_host(runner, serial, facts, phases):
+    assert isinstance(runner.run(serial.config, QUICK), Measurement)
+    first = runner._hosts[True]
+    phases.clear()
+    try:
+        assert runner.describe() == facts
+        assert phases == [Phase.BUILD, Phase.FIRST_SAMPLE]
+        assert left_after(2, lambda: family(first.pid)) == []
+    finally:
+        first.kill()
+
+
+def test_phases_are_told_as_they_come(runner, serial, phases):
+    assert isinstance(runner.run(serial.config, QUICK), Measurement)
+    phases.clear()
+    assert isinstance(runner.run(serial.config, QUICK, compute_only=True), Measurement)
+    assert phases == [
+        Phase.PREPARE,
+        Phase.WORKER_START,
+        Phase.WARM_UP,
+        Phase.MEASURE,
+        Phase.EPOCH_END,
+        Phase.CLOSE,
+        Phase.COMPUTE_ONLY,
+        Phase.CLOSE,
+    ]
 
 
 def test_an_optimizer_may_be_given_as_an_object(tmp_path):
@@ -218,19 +251,6 @@ def test_an_optimizer_may_be_given_as_an_object(tmp_path):
             assert isinstance(runner.run(config(0), QUICK), Measurement)
     steps = [line.split()[:2] for line in lines(tmp_path / "steps")]
     assert steps[:3] == steps[3:]
-
-
-def test_describing_twice_leaves_one_host(tmp_path):
-    with hosts(tmp_path, "build = workload") as runner:
-        facts = runner.describe()
-        (first,) = runner._hosts.values()
-        try:
-            assert runner.describe() == facts
-            alive = {process.pid for process in psutil.Process().children()}
-            assert [pid for pid in {first.pid, *host_pids(runner)} if pid in alive] == host_pids(runner)
-        finally:
-            if first not in runner._hosts.values():
-                first.kill()
 
 
 IMPORTS = """
@@ -260,25 +280,6 @@ def test_nothing_is_imported_inside_the_measuring_loop(tmp_path):
     assert lines(tmp_path / "imported") == []
 
 
-def test_phases_are_told_as_they_come(tmp_path):
-    told = []
-    with hosts(tmp_path, "build = workload", on_phase=told.append) as runner:
-        runner.describe()
-        assert told == [Phase.BUILD, Phase.FIRST_SAMPLE]
-        told.clear()
-        runner.run(config(0), QUICK, compute_only=True)
-    assert told == [
-        Phase.PREPARE,
-        Phase.WORKER_START,
-        Phase.WARM_UP,
-        Phase.MEASURE,
-        Phase.EPOCH_END,
-        Phase.CLOSE,
-        Phase.COMPUTE_ONLY,
-        Phase.CLOSE,
-    ]
-
-
 DRAIN = """
 class Tensors(Rows):
     def __init__(self):
@@ -288,7 +289,7 @@ naps = []
 
 def nap_once(model, batch):
     if not naps:
-        naps.append(time.sleep(2))  # the queue fills meanwhile
+        naps.append(time.sleep(1.5))  # the queue fills meanwhile
     return loss(model, batch)
 
 def build():
