@@ -65,7 +65,8 @@ def _follows(workload: Workload, config: TrialConfig, samples: int) -> bool:
     larger = replace(config, batch_size=config.batch_size + 1)
     loader, _ = build_loader(workload, larger)
     counter = workload.count_samples or count_samples
-    return int(counter(next(iter(loader)))) != samples
+    batch = next(iter(loader), None)
+    return batch is None or int(counter(batch)) != samples
 
 
 def facts_of(workload: Workload, device: torch.device, first: FirstBatch | None) -> WorkloadFacts:
