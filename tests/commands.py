@@ -83,27 +83,17 @@ def pipetune(
     *arguments: object, cwd: Path, quick: bool = False, timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    return subprocess.run(
-        [sys.executable, "-c", QUICK if quick else MAIN, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return _ended([sys.executable, "-c", QUICK if quick else MAIN, *map(str, arguments)], cwd, timeout_s)
 
 
 def python(code: str, *arguments: object, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter, where every warning is an error."""
+    return _ended([sys.executable, "-W", "error", "-c", code, *map(str, arguments)], cwd, timeout_s)
+
+
+def _ended(command: list[str], cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 

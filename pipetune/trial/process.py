@@ -101,9 +101,7 @@ class HostProcess:
         if self._owes_answer:
             self.kill()
             return
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._end_requests()
         deadline = time.monotonic() + CLOSE_S
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -116,13 +114,17 @@ class HostProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._end_requests()
         if self._reply_fd >= 0:
             os.close(self._reply_fd)
             self._reply_fd = -1
         self._log.close()
+
+    def _end_requests(self) -> None:
+        """Close the host's standard input; doing it twice does nothing."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def _next_unread(self) -> Event | None:
         while b"\n" in self._unread:
@@ -141,14 +143,16 @@ class HostProcess:
 
     def has_ended(self) -> bool:
         """Whether the host itself is gone; what it started may still be there."""
+        return self._end() is not None
+
+    def _end(self) -> os.waitid_result | None:
+        """How the host ended; None while it runs."""
         # WNOWAIT leaves it unreaped: its process group keeps its number until we have ended the group.
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def _wait_for_code(self) -> int:
-        ended = None
         deadline = time.monotonic() + CLOSE_S
-        while ended is None and time.monotonic() < deadline:
-            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        while (ended := self._end()) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if ended is None:
             return 0
