@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pipetune.core.space import TrialConfig
 from pipetune.core.throughput import (
+    COLD_BYTES_PER_S,
     EpochStart,
     Estimate,
     TrainingPlan,
@@ -31,6 +32,13 @@ class Phase(StrEnum):
     CLOSE = "close"
 
 
+class CacheState(StrEnum):
+    """Where a trial's data came from."""
+
+    WARM = "warm"
+    COLD = "cold"
+
+
 class FailureKind(StrEnum):
     """Why a trial gave no measurement; members are added, never renamed."""
 
@@ -54,11 +62,18 @@ _MEMORY_KINDS = frozenset({FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_O
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """NVML's busy share inside the measured windows, percent: mean, standard deviation, sample count."""
+    """NVML's busy share inside the measured windows, percent: mean, standard deviation, sample count.
+
+    The other counters are the chip's own (GPM), over the same time, percent; None where it has none: SMs at work,
+    tensor cores at work, memory bandwidth in use.
+    """
 
     mean_percent: float
     spread_percent: float
     samples: int
+    sm_percent: float | None = None
+    tensor_percent: float | None = None
+    memory_bandwidth_percent: float | None = None
 
     def estimate(self) -> Estimate:
         """The mean with its 95 % interval, the samples taken as independent and kept inside 0-100."""
@@ -76,7 +91,9 @@ class Measurement:
 
     `gpu` is None exactly where `gpu_reason` says why. Memory is in bytes. `compute_only_samples_per_sec`
     is the rate of the same step on one batch already on the device; None where it was not measured.
-    `settled` tells whether the interval reached its target before the limit.
+    `settled` tells whether the interval reached its target before the limit. `drained_samples` of the windows
+    came out of a queue that was still falling, and training will not have them. `set_aside` are windows that
+    count in no rate: before the steady state, or disturbed from outside; `interference` names what was seen of that.
     """
 
     config: TrialConfig
@@ -90,11 +107,25 @@ class Measurement:
     compute_only_samples_per_sec: float | None
     seconds: float
     phase_seconds: Mapping[str, float]
+    drained_samples: float = 0.0
+    set_aside: tuple[Window, ...] = ()
+    interference: tuple[str, ...] = ()
+    allocation_retries: int | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def cache(self) -> CacheState | None:
+        """Whether its windows read from storage or from memory, all in all; None where that is not known."""
+        read = [window.read_bytes for window in self.windows if window.read_bytes is not None]
+        if not read:
+            return None
+        seconds = sum(window.seconds for window in self.windows if window.read_bytes is not None)
+        return CacheState.COLD if sum(read) > COLD_BYTES_PER_S * seconds else CacheState.WARM
+
     def steady(self) -> Estimate:
-        """Samples per second inside an epoch."""
-        return steady_rate(self.windows)
+        """Samples per second inside an epoch: what was consumed, less the fall in ready batches."""
+        consumed = sum(window.samples for window in self.windows)
+        return steady_rate(self.windows).scaled(1 - self.drained_samples / consumed)
 
     def effective(self, plan: TrainingPlan) -> Estimate:
         """Samples per second over the planned run, epoch starts included."""

@@ -12,6 +12,14 @@ MAX_LAG1 = 0.2
 """Lag-1 autocorrelation under which batch means count as independent."""
 TARGET_HALF_WIDTH = 0.02
 """Measuring may stop when the 95 % half-width is within this share of the rate."""
+TREND_SIGNIFICANCE = 0.01
+"""Chance at which windows without a trend are taken to have one."""
+RELEVANT_FALL = 0.005
+"""A queue that falls by less than this share of the batches consumed changes no rate."""
+COLD_BYTES_PER_S = 2**20
+"""Reading less than this from storage is logs and libraries, not a dataset."""
+FRONTS = (0.0, 0.125, 0.25, 0.375, 0.5)
+"""Shares of the windows that may be left out at the front, until those that remain have no trend."""
 
 FloatArray = NDArray[np.float64]
 
@@ -21,13 +29,22 @@ class Window:
     """One timed stretch inside an epoch: whole optimizer steps between two synchronisations.
 
     `began_s` is on the monotonic clock, which parent and child share; `data_wait_s` is the share of
-    `seconds` that the main thread spent asking the loader for a batch.
+    `seconds` that the main thread spent asking the loader for a batch. `ready_batches` lay ready in the
+    loader at its end; None where the loader does not tell. `read_bytes` came from storage meanwhile, not from
+    the page cache, for any process of the trial; None where the kernel does not tell.
     """
 
     samples: int
     seconds: float
     data_wait_s: float
     began_s: float
+    ready_batches: int | None = None
+    read_bytes: int | None = None
+
+    @property
+    def is_cold(self) -> bool | None:
+        """Whether data came from storage rather than from memory; None where that is not known."""
+        return None if self.read_bytes is None else self.read_bytes > COLD_BYTES_PER_S * self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +73,13 @@ class TrainingPlan:
 class EpochStart:
     """Seconds lost at the start of an epoch: with new workers, and with workers that were kept.
 
-    `refill_s` is None where workers were not kept, since that trial never measured it.
+    `refill_s` is None where workers were not kept, since that trial never measured it. `spread_s` is half of the
+    range of several epoch starts; 0 where one was enough, since it costs next to nothing of an epoch.
     """
 
     fresh_s: float
     refill_s: float | None
+    spread_s: float = 0.0
 
 
 def steady_rate(windows: Sequence[Window]) -> Estimate:
@@ -86,6 +105,50 @@ def is_settled(windows: Sequence[Window]) -> bool:
     return len(samples) >= MIN_BLOCKS and (estimate.high - estimate.value) <= TARGET_HALF_WIDTH * estimate.value
 
 
+def steady_from(windows: Sequence[Window], batch_size: int) -> int | None:
+    """Index of the first window from which on nothing has a trend; None where everything always has one.
+
+    A queue that still falls flatters the rate, and so does a fast start; a slow start is as wrong. Trends are
+    looked for by ranks (Kendall's tau), so that a single heavy batch is none.
+    """
+    count = len(windows)
+    for start in sorted({int(share * count) for share in FRONTS}):
+        part = windows[start:]
+        if start and len(part) < MIN_BLOCKS:
+            return None
+        if not has_rate_trend(part) and not is_draining(part, batch_size):
+            return start
+    return None
+
+
+def has_rate_trend(windows: Sequence[Window]) -> bool:
+    """Whether the rate rises or falls from window to window, by an amount that matters."""
+    if len(windows) < MIN_BLOCKS:
+        return False
+    rates = np.array([w.samples / w.seconds for w in windows])
+    change = _line_change(rates)
+    return abs(change) > TARGET_HALF_WIDTH * float(rates.mean()) and _is_monotone(rates)
+
+
+def is_draining(windows: Sequence[Window], batch_size: int) -> bool:
+    """Whether ready batches become fewer from window to window: then more is consumed than is loaded."""
+    return drained_samples(windows, batch_size) > 0
+
+
+def drained_samples(windows: Sequence[Window], batch_size: int) -> float:
+    """Samples of these windows that came out of a falling queue; 0 where it does not fall.
+
+    Along a fitted line, since single counts go up and down with each burst of batches.
+    """
+    if len(windows) < MIN_BLOCKS or any(w.ready_batches is None for w in windows):
+        return 0.0
+    ready = np.array([w.ready_batches for w in windows], dtype=np.float64)
+    # The line spans one window less than what was consumed.
+    fallen = -_line_change(ready) * batch_size * len(windows) / (len(windows) - 1)
+    consumed = sum(w.samples for w in windows)
+    return fallen if fallen > RELEVANT_FALL * consumed and _is_monotone(ready) else 0.0
+
+
 def data_wait_percent(windows: Sequence[Window]) -> float:
     """Share of the measured time that the main thread waited for the loader, 0-100."""
     return 100.0 * sum(w.data_wait_s for w in windows) / sum(w.seconds for w in windows)
@@ -98,14 +161,20 @@ def effective_rate(steady: Estimate, start: EpochStart, plan: TrainingPlan, *, p
     """
     later = start.refill_s if persistent_workers and start.refill_s is not None else start.fresh_s
     lost = start.fresh_s + (plan.epochs - 1) * later
+    # Starts vary together, as far as one trial can tell.
+    doubt = plan.epochs * start.spread_s
     total = plan.epochs * plan.epoch_samples
 
-    def over_epochs(rate: float) -> float:
+    def over_epochs(rate: float, lost_s: float) -> float:
         if rate == float("inf"):
-            return total / lost if lost > 0 else rate
-        return total / (total / rate + lost) if rate > 0 else 0.0
+            return total / lost_s if lost_s > 0 else rate
+        return total / (total / rate + lost_s) if rate > 0 else 0.0
 
-    return Estimate(value=over_epochs(steady.value), low=over_epochs(steady.low), high=over_epochs(steady.high))
+    return Estimate(
+        value=over_epochs(steady.value, lost),
+        low=over_epochs(steady.low, lost + doubt),
+        high=over_epochs(steady.high, max(0.0, lost - doubt)),
+    )
 
 
 def _merged(windows: Sequence[Window]) -> tuple[FloatArray, FloatArray]:
@@ -119,6 +188,21 @@ def _merged(windows: Sequence[Window]) -> tuple[FloatArray, FloatArray]:
         samples = np.add.reduceat(samples, starts)
         seconds = np.add.reduceat(seconds, starts)
     return samples, seconds
+
+
+def _line_change(values: FloatArray) -> float:
+    """Change along the fitted line, from the first value to the last."""
+    slope = float(np.polynomial.Polynomial.fit(np.arange(len(values)), values, 1).convert().coef[-1])
+    return slope * (len(values) - 1)
+
+
+def _is_monotone(values: FloatArray) -> bool:
+    """Whether the values go one way, by Kendall's rank correlation with their order."""
+    from scipy.stats import kendalltau
+
+    if float(np.ptp(values)) == 0:
+        return False
+    return bool(kendalltau(np.arange(len(values)), values).pvalue < TREND_SIGNIFICANCE)
 
 
 def _lag1(values: FloatArray) -> float:

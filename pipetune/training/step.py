@@ -1,6 +1,5 @@
 """One optimizer step over several micro-batches: autocast, scaling, accumulation and update."""
 
-import math
 from contextlib import AbstractContextManager
 
 import torch
@@ -25,13 +24,13 @@ class Step:
         self.accumulation_steps = accumulation_steps
         self.scaler = grad_scaler(device, amp)
         self.optimizer_steps = 0
-        self._first_scale = self.scaler.get_scale()
         self._amp = amp
         self._optimizer = optimizer
+        self._is_pending = False
         self._micro_batches = 0
         self._weight_sum = 0.0
         self._weight_unit = 0.0
-        # Summed on the device: a NaN or an infinity stays in the sum, and reading it costs one sync a trial.
+        # Summed on the device: a NaN or an infinity stays in the sum, and is read at window borders only.
         self._loss_sum = torch.zeros((), device=device)
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -40,13 +39,14 @@ class Step:
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Add this micro-batch's share of the gradient; `weight` where micro-batches count unequally."""
+        self._is_pending = True
         if weight == 0:
             # Its own mean is 0/0, and it has no share in the mean over all.
-            self._micro_batches += 1
             return
         if loss.numel() != 1:
             raise InputError(f"the loss has the shape {list(loss.shape)}; it must be one number: take its mean()")
-        self._loss_sum.add_(loss.detach().sum())
+        loss = loss if loss.dim() == 0 else loss.sum()
+        self._loss_sum.add_(loss.detach())
         if weight is None:
             scaled = loss / self.accumulation_steps if self.accumulation_steps > 1 else loss
         else:
@@ -55,10 +55,16 @@ class Step:
             self._weight_sum += weight / self._weight_unit
             scaled = loss * (weight / self._weight_unit)
         self.scaler.scale(scaled).backward()
-        self._micro_batches += 1
 
     def update(self) -> bool:
-        """Step the optimizer once accumulation_steps micro-batches are in; True where it did."""
+        """Step the optimizer once accumulation_steps micro-batches are in; True where it did.
+
+        Called once a micro-batch, however many losses that has.
+        """
+        if not self._is_pending:
+            return False
+        self._is_pending = False
+        self._micro_batches += 1
         if self._micro_batches < self.accumulation_steps:
             return False
         if self._weight_sum > 0:
@@ -75,11 +81,6 @@ class Step:
     def losses_are_finite(self) -> bool:
         """Whether every loss so far was a finite number; waits for the device."""
         return bool(torch.isfinite(self._loss_sum).item())
-
-    def skipped_steps(self) -> float:
-        """Optimizer steps, at least, that the scaler left out since a gradient overflowed; waits for the device."""
-        scale = self.scaler.get_scale()
-        return math.log2(self._first_scale / scale) if scale > 0 else math.inf
 
     def _divide_gradients(self, weight_sum: float) -> None:
         self.scaler.unscale_(self._optimizer)

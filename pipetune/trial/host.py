@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-import scipy.special  # noqa: F401 - the loop needs it, and must not wait for its import
+import scipy.stats  # noqa: F401 - the loop needs it, and must not wait for its import
 
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
 from pipetune.core.space import TrialConfig
@@ -22,7 +22,7 @@ from pipetune.trial.cache import evict
 from pipetune.trial.facts import facts_of, first_batch
 from pipetune.trial.guards import classify_error, classify_exit
 from pipetune.trial.loader import build_loader
-from pipetune.trial.loop import DataEndedError, Stream, compute_only_rate, measure
+from pipetune.trial.loop import Blind, Loop, compute_only_rate
 from pipetune.trial.protocol import (
     Event,
     FailedEvent,
@@ -36,14 +36,11 @@ from pipetune.trial.protocol import (
     encode,
 )
 from pipetune.trial.session import Session, Training, check_module
+from pipetune.trial.stream import DataEndedError, NonFiniteLossError, Stream
 from pipetune.trial.target import build_workload
 
 COMPUTE_ONLY_S = 1.0
 """How long the step is timed on one batch that lies on the device."""
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss became NaN or infinite."""
 
 
 class InvalidDataError(RuntimeError):
@@ -144,8 +141,8 @@ class Host:
             evict(session.workload.data_paths)
         loader, endless = build_loader(session.workload, config)
         stream = self._stream = Stream(loader, training, self._channel.sign_of_life)
-        result = measure(stream, endless, config, request.limits, enter)
-        _check(stream, training, config)
+        result = Loop(stream, endless, config, request.limits, enter=enter, watch=Blind()).measure()
+        _check(stream, training)
         host_memory = tree_memory_bytes(os.getpid())
         enter(Phase.CLOSE)
         # Not on the way out of a failure: the parent then ends this process with all its workers.
@@ -163,6 +160,8 @@ class Host:
             windows=result.windows,
             epoch_start=result.epoch_start,
             settled=result.settled,
+            set_aside=result.set_aside,
+            drained_samples=result.drained_samples,
             gpu=None,
             gpu_reason="not read yet",
             peak_gpu_memory_bytes=peak,
@@ -195,18 +194,7 @@ class Host:
         )
 
 
-def _check(stream: Stream, training: Training, config: TrialConfig) -> None:
-    if not training.step.losses_are_finite():
-        raise NonFiniteLossError(
-            f"the loss became NaN or infinite within {training.step.optimizer_steps} optimizer steps in "
-            f"{config.amp}; a faster configuration that does not train is not a result"
-        )
-    # A few are how the scaler finds its scale.
-    if training.step.skipped_steps() > max(5, training.step.optimizer_steps / 2):
-        raise NonFiniteLossError(
-            f"gradients overflowed in {config.amp}: most of {training.step.optimizer_steps} optimizer steps were "
-            "skipped; a faster configuration that does not train is not a result"
-        )
+def _check(stream: Stream, training: Training) -> None:
     if training.step.optimizer_steps == 0:
         raise InvalidDataError(
             f"{stream.batches} batches went by without an optimizer step: train_step must call "

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
-from threading import Event
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from pipetune.training.loader import loader_kwargs
 from pipetune.training.workload import Workload
 from pipetune.trial.guards import WorkerInit
 
+_NO_LIMIT = -1
 _KEPT = ("collate_fn", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
 
 
@@ -26,68 +26,78 @@ class EndlessSampler:
 
     def __init__(self, inner: Iterable[Any]) -> None:
         self.inner = inner
-        self._stopped = Event()
+        self._limit: int | None = None
 
     def stop(self) -> None:
         """Dispatch nothing more."""
-        self._stopped.set()
+        self._limit = 0
 
     def restart(self) -> None:
-        """Start a new epoch with the next iterator."""
-        self._stopped.clear()
+        """Let the next iterator go on for ever again."""
+        self._limit = None
+
+    def bound(self, batches: int) -> None:
+        """Let each further iterator end after one pass, or after so many batches."""
+        self._limit = batches
 
     def __iter__(self) -> Iterator[Any]:
         """Yield from one pass after another; an empty pass ends it."""
-        while not self._stopped.is_set():
-            is_empty = True
+        count = 0
+        while True:
+            before = count
             for item in self.inner:
-                if self._stopped.is_set():
+                if self._limit is not None and count >= self._limit:
                     return
-                is_empty = False
+                count += 1
                 yield item
-            if is_empty:
+            if self._limit is not None or count == before:
                 return
 
 
 class EndlessStream:
     """The same for an iterable dataset: `dataset` goes into the workers, the handle that ends it stays here."""
 
-    def __init__(self, inner: Any, batch_size: int | None) -> None:
+    def __init__(self, inner: Any, batch_size: int | None, num_workers: int) -> None:
         self.inner = inner
-        self._stopped = torch.zeros(1, dtype=torch.uint8).share_memory_()
-        self.dataset = _EndlessDataset(inner, batch_size or 1, self._stopped)
+        self._num_workers = max(1, num_workers)
+        self._limit = torch.full((1,), _NO_LIMIT, dtype=torch.int64).share_memory_()
+        self.dataset = _EndlessDataset(inner, batch_size or 1, self._limit)
 
     def stop(self) -> None:
         """Let each worker end after its present batch."""
-        self._stopped.fill_(1)
+        self._limit.zero_()
 
     def restart(self) -> None:
-        """Start a new epoch with the next iterator."""
-        self._stopped.zero_()
+        """Let the next iterator go on for ever again."""
+        self._limit.fill_(_NO_LIMIT)
+
+    def bound(self, batches: int) -> None:
+        """Let each further iterator end after one pass, or after so many batches, which the workers share."""
+        self._limit.fill_(-(-batches // self._num_workers))
 
 
 class _EndlessDataset(IterableDataset[Any]):
     """Looks like the user's dataset to worker init functions; what is its own has names that nobody else uses."""
 
-    _OWN = frozenset({"_pipetune_inner", "_pipetune_batch_size", "_pipetune_stopped"})
+    _OWN = frozenset({"_pipetune_inner", "_pipetune_batch_size", "_pipetune_limit"})
 
-    def __init__(self, inner: Any, batch_size: int, stopped: torch.Tensor) -> None:
+    def __init__(self, inner: Any, batch_size: int, limit: torch.Tensor) -> None:
         self._pipetune_inner = inner
         self._pipetune_batch_size = batch_size
-        self._pipetune_stopped = stopped
+        self._pipetune_limit = limit
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield from one pass after another, looking for the stop between batches only."""
+        """Yield from one pass after another, looking for the limit between batches only."""
         yielded = 0
         while True:
-            is_empty = True
+            before = yielded
             for item in self._pipetune_inner:
-                if yielded % self._pipetune_batch_size == 0 and self._pipetune_stopped.item():
+                batches, inside = divmod(yielded, self._pipetune_batch_size)
+                if inside == 0 and 0 <= self._pipetune_limit.item() <= batches:
                     return
-                is_empty = False
                 yielded += 1
                 yield item
-            if is_empty:
+            if yielded == before or self._pipetune_limit.item() != _NO_LIMIT:
                 return
 
     def __getattr__(self, name: str) -> Any:
@@ -116,7 +126,7 @@ def build_loader(workload: Workload, config: TrialConfig) -> tuple[DataLoader[An
     loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
     endless: Endless
     if isinstance(loader.dataset, IterableDataset):
-        endless = EndlessStream(loader.dataset, loader.batch_size)
+        endless = EndlessStream(loader.dataset, loader.batch_size, loader.num_workers)
         _replace(loader, "dataset", endless.dataset)
     elif loader.batch_sampler is not None:
         endless = EndlessSampler(loader.batch_sampler)

@@ -1,179 +1,341 @@
-"""The measuring loop: warm up, drain, time windows, meet a real epoch end, start the next epoch."""
+"""The measuring loop: warm up, drain, time windows, meet real epoch ends, start the next epochs."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from torch.utils.data import DataLoader
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Protocol
 
 from pipetune.core.measurement import Phase
 from pipetune.core.space import TrialConfig
-from pipetune.core.throughput import EpochStart, Window, data_wait_percent, is_settled, steady_rate
+from pipetune.core.throughput import (
+    MIN_BLOCKS,
+    EpochStart,
+    Window,
+    data_wait_percent,
+    drained_samples,
+    is_settled,
+    steady_from,
+    steady_rate,
+)
 from pipetune.trial.device import synchronize
 from pipetune.trial.loader import Endless
 from pipetune.trial.protocol import MeasureLimits
 from pipetune.trial.session import Training
+from pipetune.trial.stream import DataEndedError, Stream
 
 MIN_OPTIMIZER_STEPS = 2
 """Optimizer steps before timing: the first allocates the optimizer's state and picks kernels."""
-DEATH_NOTICE_S = 0.5
-"""How long the end of a worker is waited for, once something went wrong."""
-SIGN_OF_LIFE_S = 1.0
-"""How often a stream tells that it goes on: a step may take long, and is not hung for that."""
+WARM_UP_PATIENCE = 4
+"""A queue that still falls, or a loss scale that still settles, is waited for this many times the usual drain."""
 MIN_WINDOWS = 2
 """Windows of even the slowest trial: one alone has no interval."""
+DISTURBED_SHARE = 0.5
+"""Windows that something disturbed from outside are measured again, for this share of the time limit at most."""
 BACK_ON_LINE = 0.95
 """An epoch start is over when a stretch runs at this share of the steady rate."""
 BURSTY_WAIT_PERCENT = 5.0
 """From this share of time waiting for data on, batches are taken to arrive in bursts."""
 EPOCH_START_LIMIT_S = 10.0
 """A stream that has not come back to its steady rate by then is taken as it is."""
+RELEVANT_EPOCH_START = 0.01
+"""An epoch start that costs less than this share of an epoch is measured once; a dearer one several times."""
+EPOCH_STARTS = 3
+EPOCH_STARTS_LIMIT_S = 10.0
+"""No further epoch start is measured after so many seconds of them."""
+WHOLE_EPOCHS_S = 1.0
+"""Epochs shorter than a window are measured whole, for at least so long."""
 
 COMPUTE_STRETCHES = 4
 """Stretches in which the step is timed alone."""
 
 
-class DataEndedError(RuntimeError):
-    """The stream ended where it should have gone on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What was seen of the machine during a window: disturbances from outside, and bytes read from storage."""
+
+    outside: tuple[str, ...] = ()
+    read_bytes: int | None = None
+
+
+class Watch(Protocol):
+    """Looks at the machine while a trial runs."""
+
+    def begin(self, worker_pids: Sequence[int]) -> None:
+        """Timing starts now."""
+        ...
+
+    def look(self) -> Sight:
+        """What happened since the last look."""
+        ...
+
+
+class Blind:
+    """Sees nothing."""
+
+    def begin(self, worker_pids: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def look(self) -> Sight:
+        """Nothing."""
+        return Sight()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """What the loop saw."""
+    """What the loop saw: windows that count, those that do not, and what the measurement derives from them."""
 
     windows: tuple[Window, ...]
+    set_aside: tuple[Window, ...]
+    drained_samples: float
     epoch_start: EpochStart
     settled: bool
 
 
-class Stream:
-    """Takes batches from the loader and trains on them, keeping account of samples and waiting time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steady:
+    windows: tuple[Window, ...]
+    set_aside: tuple[Window, ...]
+    drained_samples: float
+    settled: bool
+
+    @property
+    def rate(self) -> float:
+        consumed = sum(window.samples for window in self.windows)
+        return steady_rate(self.windows).value * (1 - self.drained_samples / consumed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """One epoch start: seconds lost by it, and until its first batch was there."""
+
+    lost_s: float
+    first_batch_s: float
+
+
+class Loop:
+    """Runs one trial's stream from its first epoch start to its last; the caller closes it."""
 
     def __init__(
-        self, loader: DataLoader[Any], training: Training, sign_of_life: Callable[[], None] = lambda: None
+        self,
+        stream: Stream,
+        endless: Endless,
+        config: TrialConfig,
+        limits: MeasureLimits,
+        *,
+        enter: Callable[[Phase], None],
+        watch: Watch,
     ) -> None:
-        """`sign_of_life` is called about once a second while batches go through."""
-        self.loader = loader
-        self.training = training
-        self._sign_of_life = sign_of_life
-        self._signed_s = time.monotonic()
-        self.samples = 0
-        self.batches = 0
-        self.wait_s = 0.0
-        self.last_batch: Any = None
-        self.last_samples = 0
-        self._iterator: Iterator[Any] | None = None
+        """`enter` is told each phase, as a sign of life too; `watch` tells of windows to measure again."""
+        self._stream = stream
+        self._endless = endless
+        self._config = config
+        self._limits = limits
+        self._enter = enter
+        self._watch = watch
+        self._queued = config.num_workers * (config.prefetch_factor or 0)
 
-    def start_epoch(self) -> None:
-        """Make the next iterator; the old one is dropped first, as a for loop does."""
-        asked = time.monotonic()
-        self._iterator = None
-        self._iterator = iter(self.loader)
-        self.wait_s += time.monotonic() - asked
+    def measure(self) -> LoopResult:
+        """Everything in its order."""
+        stream = self._stream
+        self._enter(Phase.WORKER_START)
+        stream.start_epoch()
+        first = stream.fetch()
+        first_batch_s = stream.wait_s
+        self._enter(Phase.WARM_UP)
+        if not stream.train_on(first):
+            raise DataEndedError("the loader gave no batch")
+        self._warm_up()
+        self._enter(Phase.MEASURE)
+        steady = self._steady()
+        self._enter(Phase.EPOCH_END)
+        starts = self._epoch_starts(steady)
+        stream.check()
+        return LoopResult(
+            windows=steady.windows,
+            set_aside=steady.set_aside,
+            drained_samples=steady.drained_samples,
+            epoch_start=self._epoch_start(starts, first_batch_s),
+            settled=steady.settled,
+        )
 
-    def fetch(self) -> Any:
-        """The next batch, or this very object at the end of the epoch."""
-        assert self._iterator is not None
-        asked = time.monotonic()
-        batch = next(self._iterator, self)
-        self.wait_s += time.monotonic() - asked
-        return batch
+    # --- warm-up -------------------------------------------------------------------------------------------
 
-    def train_on(self, batch: Any) -> bool:
-        """One micro-batch; False for the end of the epoch."""
-        if batch is self:
+    def _warm_up(self) -> None:
+        """Two optimizer steps, then everything that was fetched meanwhile, then until nothing piled up is left."""
+        stream = self._stream
+        began = stream.now()
+        stream.train_batches(self._config.accumulation_steps * MIN_OPTIMIZER_STEPS - 1)
+        self._arrive(Phase.WARM_UP)
+        chunk = group_batches(self._config, self._config.num_workers)
+        patience = WARM_UP_PATIENCE * max(self._queued, WARM_UP_PATIENCE * chunk)
+        drained, before = 0, stream.ready_batches()
+        stream.settle_scale()
+        while True:
+            stream.train_batches(chunk)
+            self._arrive(Phase.WARM_UP)
+            drained += chunk
+            after = stream.ready_batches()
+            is_falling = before is not None and after is not None and after < before - 1
+            is_settling = stream.settle_scale()
+            before = after
+            is_long_enough = drained >= self._queued and stream.now() - began >= self._limits.warm_up_s
+            if is_long_enough and (drained >= patience or not (is_falling or is_settling)):
+                return
+
+    # --- the steady state ----------------------------------------------------------------------------------
+
+    def _steady(self) -> _Steady:
+        """Timed windows until the rate is settled and has no trend, or until the limit."""
+        stream, limits = self._stream, self._limits
+        counted: list[Window] = []
+        disturbed: list[Window] = []
+        until = stream.now()
+        self._watch.begin(stream.worker_pids())
+        while _seconds(counted) < limits.max_s or len(counted) < MIN_WINDOWS:
+            window = timed_window(stream, self._config, limits.window_s, until)
+            until = _end_s(window)
+            self._enter(Phase.MEASURE)
+            stream.check()
+            sight = self._watch.look()
+            window = replace(window, read_bytes=sight.read_bytes)
+            if sight.outside and _seconds(disturbed) < DISTURBED_SHARE * limits.max_s:
+                disturbed.append(window)
+                continue
+            counted.append(window)
+            if _seconds(counted) >= limits.min_s and self._is_done(counted):
+                return self._state(counted, disturbed, settled=True)
+        return self._state(counted, disturbed, settled=False)
+
+    def _is_done(self, windows: Sequence[Window]) -> bool:
+        # The interval first: it costs least, and mostly decides.
+        if not any(is_settled(windows[int(share * len(windows)) :]) for share in (0.0, 0.5)):
             return False
-        training = self.training
-        samples, weight = training.count(batch), training.weight(batch)
-        batch = training.on_device(batch)
-        training.learn(batch, weight)
-        self.last_batch, self.last_samples = batch, samples
-        self.samples += samples
-        self.batches += 1
-        now = time.monotonic()
-        if now - self._signed_s >= SIGN_OF_LIFE_S:
-            self._signed_s = now
-            self._sign_of_life()
-        return True
+        warm = windows[self._warm_from(windows) :]
+        start = steady_from(warm, self._config.batch_size)
+        return start is not None and is_settled(warm[start:])
 
-    def train_batches(self, count: int) -> None:
-        """`count` micro-batches; raises DataEndedError where the data ends first."""
-        for _ in range(count):
-            if not self.train_on(self.fetch()):
-                raise DataEndedError(
-                    f"the loader ended after {self.batches} batches of this trial; a dataset or sampler that "
-                    "can be iterated only once cannot be measured"
-                )
+    def _warm_from(self, windows: Sequence[Window]) -> int:
+        """Index after the last window that read from storage, where that is to end."""
+        if not self._limits.until_warm:
+            return 0
+        return max((index + 1 for index, window in enumerate(windows) if window.is_cold), default=0)
 
-    def drain(self) -> None:
-        """Train on what is left of the epoch."""
-        while self.train_on(self.fetch()):
-            pass
+    def _state(self, counted: Sequence[Window], disturbed: Sequence[Window], *, settled: bool) -> _Steady:
+        warm = self._warm_from(counted)
+        if len(counted) - warm < MIN_BLOCKS:
+            warm = 0  # it stayed cold, and is labelled so
+        start = warm + (steady_from(counted[warm:], self._config.batch_size) or 0)
+        windows = tuple(counted[start:])
+        return _Steady(
+            windows=windows,
+            set_aside=tuple(sorted([*disturbed, *counted[:start]], key=lambda window: window.began_s)),
+            drained_samples=drained_samples(windows, self._config.batch_size),
+            settled=settled,
+        )
 
-    def ready_batches(self) -> int | None:
-        """Batches that lie ready; None where the iterator does not tell."""
-        waiting = getattr(self._iterator, "_task_info", None)
-        if waiting is None:
-            return None
-        # A task holds its worker, and its batch too once that has arrived out of order.
-        arrived = sum(1 for task in list(waiting.values()) if len(task) == 2)
-        queues = [getattr(self._iterator, name, None) for name in ("_data_queue", "_worker_result_queue")]
-        try:
-            sizes = {id(queue): int(queue.qsize()) for queue in queues if queue is not None}
-            return arrived + sum(sizes.values())
-        except NotImplementedError:  # macOS counts no queues
-            return None
+    # --- epoch starts --------------------------------------------------------------------------------------
 
-    def dead_worker_code(self) -> int | None:
-        """Exit code of a worker that ended before its time; SIGTERM aside, for that is how torch ends them."""
-        deadline = time.monotonic() + DEATH_NOTICE_S
-        for worker in getattr(self._iterator, "_workers", ()):
-            worker.join(max(0.0, deadline - time.monotonic()))
-            code: int | None = worker.exitcode
-            if code not in {None, 0, -signal.SIGTERM}:
-                return code
-        return None
+    def _epoch_starts(self, steady: _Steady) -> list[_Start]:
+        """One real epoch end and start, or several where they cost a relevant share of an epoch."""
+        if self._is_short(steady.rate):
+            return self._whole_epochs(steady.rate)
+        starts = [self._epoch_turn(steady, _end_s(steady.windows[-1]))]
+        samples = self._limits.epoch_samples
+        began = self._stream.now()
+        while (
+            samples is not None
+            and starts[0].lost_s * steady.rate > RELEVANT_EPOCH_START * samples
+            and len(starts) < EPOCH_STARTS
+            and self._stream.now() - began + starts[0].lost_s < EPOCH_STARTS_LIMIT_S
+        ):
+            starts.append(self._epoch_turn(steady, self._stream.now()))
+        return starts
 
-    def close(self) -> None:
-        """Stop the workers, kept ones included, and wait for them."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is None:
-            iterator = getattr(self.loader, "_iterator", None)
-        if hasattr(self.loader, "_iterator"):
-            self.loader._iterator = None  # noqa: SLF001 - torch offers no way to close a loader
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+    def _is_short(self, rate: float) -> bool:
+        """Whether an epoch is over before anything is steady."""
+        samples = self._limits.epoch_samples
+        if samples is None:
+            return False
+        least = max(group_batches(self._config, self._config.num_workers), 2 * self._queued)
+        return samples <= max(least * self._config.batch_size, rate * self._limits.window_s)
 
+    def _whole_epochs(self, rate: float) -> list[_Start]:
+        """Several epochs, each from its first request to its last batch: what exceeds the steady rate is lost."""
+        stream, samples = self._stream, self._limits.epoch_samples
+        assert samples is not None
+        self._endless.stop()
+        stream.drain()
+        self._endless.bound(-(-samples // self._config.batch_size))
+        starts: list[_Start] = []
+        began = stream.now()
+        while len(starts) < MIN_WINDOWS or (
+            (len(starts) < EPOCH_STARTS or stream.now() - began < WHOLE_EPOCHS_S)
+            and stream.now() - began < EPOCH_STARTS_LIMIT_S
+        ):
+            starts.append(self._whole_epoch(rate))
+        return starts
 
-def measure(
-    stream: Stream,
-    endless: Endless,
-    config: TrialConfig,
-    limits: MeasureLimits,
-    enter: Callable[[Phase], None],
-) -> LoopResult:
-    """Run one trial's stream from its first epoch start to its second; the caller closes it."""
-    enter(Phase.WORKER_START)
-    stream.start_epoch()
-    first = stream.fetch()
-    first_batch_s = stream.wait_s
-    enter(Phase.WARM_UP)
-    if not stream.train_on(first):
-        raise DataEndedError("the loader gave no batch")
-    _warm_up(stream, config, limits, enter)
-    enter(Phase.MEASURE)
-    windows, settled = _windows(stream, config, limits, enter)
-    enter(Phase.EPOCH_END)
-    turn_s = _epoch_turn(stream, endless, config, windows)
-    start = (
-        EpochStart(fresh_s=first_batch_s, refill_s=turn_s)
-        if config.persistent_workers
-        else EpochStart(fresh_s=turn_s, refill_s=None)
-    )
-    return LoopResult(windows=tuple(windows), epoch_start=start, settled=settled)
+    def _whole_epoch(self, rate: float) -> _Start:
+        stream = self._stream
+        began, samples = stream.now(), stream.samples
+        first_batch_s = self._first_batch_s()
+        stream.drain()
+        stream.synchronize()
+        if stream.samples == samples:
+            raise DataEndedError(
+                "the loader gave no batch in a second epoch; a dataset or sampler that can be iterated only once "
+                "cannot be measured"
+            )
+        lost_s = stream.now() - began - (stream.samples - samples) / rate
+        return _Start(lost_s=lost_s, first_batch_s=first_batch_s)
+
+    def _epoch_turn(self, steady: _Steady, began: float) -> _Start:
+        """From the last batch dispatched until the stream is back on its steady line."""
+        stream, rate = self._stream, steady.rate
+        # Batches arrive in bursts of num_workers where the loader limits; where it waits, fewer show the rate.
+        is_bursty = data_wait_percent(steady.windows) >= BURSTY_WAIT_PERCENT
+        workers = self._config.num_workers
+        chunk = group_batches(self._config, workers if is_bursty else workers // 4)
+        samples = stream.samples
+        self._endless.stop()
+        stream.drain()
+        self._endless.restart()
+        first_batch_s = self._first_batch_s()
+        stream.train_batches(chunk - 1)  # the burst that the first batch came with
+        restarted = stream.now()
+        while True:
+            chunk_began, chunk_samples = stream.now(), stream.samples
+            stream.train_batches(chunk)
+            self._arrive(Phase.EPOCH_END)
+            now = stream.now()
+            is_back = stream.samples - chunk_samples >= BACK_ON_LINE * rate * (now - chunk_began)
+            if is_back or now - restarted > EPOCH_START_LIMIT_S:
+                return _Start(lost_s=now - began - (stream.samples - samples) / rate, first_batch_s=first_batch_s)
+
+    def _first_batch_s(self) -> float:
+        """Start an epoch and train on its first batch, if there is one; how long it took to come."""
+        before = self._stream.wait_s
+        self._stream.start_epoch()
+        first = self._stream.fetch()
+        waited_s = self._stream.wait_s - before
+        self._stream.train_on(first)
+        return waited_s
+
+    def _epoch_start(self, starts: Sequence[_Start], first_batch_s: float) -> EpochStart:
+        """Kept workers refill; what new ones cost beside that is how much later their first batch came."""
+        lost = [start.lost_s for start in starts]
+        lost_s = max(0.0, fmean(lost))
+        spread_s = (max(lost) - min(lost)) / 2
+        if not self._config.persistent_workers:
+            return EpochStart(fresh_s=lost_s, refill_s=None, spread_s=spread_s)
+        later_s = first_batch_s - fmean(start.first_batch_s for start in starts)
+        return EpochStart(fresh_s=lost_s + max(0.0, later_s), refill_s=lost_s, spread_s=spread_s)
+
+    def _arrive(self, phase: Phase) -> None:
+        """Wait for the device, and give a sign of life."""
+        self._stream.synchronize()
+        self._enter(phase)
 
 
 def compute_only_rate(training: Training, batch: Any, samples: int, seconds: float) -> float:
@@ -202,88 +364,34 @@ def compute_only_rate(training: Training, batch: Any, samples: int, seconds: flo
     return steps * group * samples / fastest_s
 
 
-def _group_batches(config: TrialConfig, at_least: int) -> int:
+def group_batches(config: TrialConfig, at_least: int) -> int:
     """The least whole number of optimizer steps, in batches, that is at least so many."""
     steps = -(-at_least // config.accumulation_steps)
     return max(1, steps) * config.accumulation_steps
 
 
-def _warm_up(stream: Stream, config: TrialConfig, limits: MeasureLimits, enter: Callable[[Phase], None]) -> None:
-    """Two optimizer steps, then everything that was fetched meanwhile, then until nothing piled up is left."""
-    began = time.monotonic()
-    stream.train_batches(config.accumulation_steps * MIN_OPTIMIZER_STEPS - 1)
-    synchronize(stream.training.device)
-    enter(Phase.WARM_UP)
-    queued = config.num_workers * (config.prefetch_factor or 0)
-    chunk = _group_batches(config, max(1, config.num_workers))
-    drained, before = 0, stream.ready_batches()
-    while True:
-        stream.train_batches(chunk)
-        synchronize(stream.training.device)
-        enter(Phase.WARM_UP)
-        drained += chunk
-        after = stream.ready_batches()
-        is_falling = before is not None and after is not None and after < before - 1
-        before = after
-        is_long_enough = drained >= queued and time.monotonic() - began >= limits.warm_up_s
-        if is_long_enough and (not is_falling or drained >= 4 * queued):
-            return
-
-
-def _windows(
-    stream: Stream, config: TrialConfig, limits: MeasureLimits, enter: Callable[[Phase], None]
-) -> tuple[list[Window], bool]:
-    """Timed windows until the rate is settled, or until the limit."""
-    windows: list[Window] = []
-    began = until = time.monotonic()
-    while until - began < limits.max_s or len(windows) < MIN_WINDOWS:
-        windows.append(_window(stream, config, limits.window_s, until))
-        until = _end_s(windows[-1])
-        enter(Phase.MEASURE)
-        if until - began >= limits.min_s and is_settled(windows):
-            return windows, True
-    return windows, False
-
-
-def _end_s(window: Window) -> float:
-    return window.began_s + window.seconds
-
-
-def _window(stream: Stream, config: TrialConfig, seconds: float, began: float) -> Window:
+def timed_window(stream: Stream, config: TrialConfig, seconds: float, began: float) -> Window:
     """Whole optimizer steps, at least as many batches as workers, at least so many seconds.
 
     It begins where the last one ended: what workers fetch while we reckon is not given away.
     """
     samples, wait_s = stream.samples, stream.wait_s
-    stream.train_batches(_group_batches(config, config.num_workers))
-    while time.monotonic() - began < seconds:
+    stream.train_batches(group_batches(config, config.num_workers))
+    while stream.now() - began < seconds:
         stream.train_batches(config.accumulation_steps)
-    synchronize(stream.training.device)
+    stream.synchronize()
     return Window(
         samples=stream.samples - samples,
-        seconds=time.monotonic() - began,
+        seconds=stream.now() - began,
         data_wait_s=stream.wait_s - wait_s,
         began_s=began,
+        ready_batches=stream.ready_batches(),
     )
 
 
-def _epoch_turn(stream: Stream, endless: Endless, config: TrialConfig, windows: Sequence[Window]) -> float:
-    """Seconds lost from the last batch dispatched until the stream is back on its steady line."""
-    rate = steady_rate(windows).value
-    # Batches arrive in bursts of num_workers where the loader limits; where it waits, fewer show the rate.
-    burst = config.num_workers if data_wait_percent(windows) >= BURSTY_WAIT_PERCENT else config.num_workers // 4
-    began, samples = _end_s(windows[-1]), stream.samples
-    endless.stop()
-    stream.drain()
-    endless.restart()
-    stream.start_epoch()
-    chunk = _group_batches(config, burst)
-    restarted = time.monotonic()
-    while True:
-        chunk_began, chunk_samples = time.monotonic(), stream.samples
-        stream.train_batches(chunk)
-        synchronize(stream.training.device)
-        now = time.monotonic()
-        is_back = stream.samples - chunk_samples >= BACK_ON_LINE * rate * (now - chunk_began)
-        if is_back or now - restarted > EPOCH_START_LIMIT_S:
-            return max(0.0, now - began - (stream.samples - samples) / rate)
+def _seconds(windows: Sequence[Window]) -> float:
+    return sum(window.seconds for window in windows)
+
+
+def _end_s(window: Window) -> float:
+    return window.began_s + window.seconds

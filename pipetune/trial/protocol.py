@@ -23,12 +23,18 @@ def _unpack(given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureLimits:
-    """How long a trial measures: at least `min_s` and until settled, at most `max_s` seconds of windows."""
+    """How long a trial measures: at least `min_s` and until settled, at most `max_s` seconds of windows.
+
+    `epoch_samples` is the planned length of an epoch, by which the cost of its start is judged; None where it
+    is not known. `until_warm` tells that reading from storage will end, and is to be waited for.
+    """
 
     min_s: float = 4.0
     max_s: float = 20.0
     window_s: float = 0.5
     warm_up_s: float = 1.0
+    epoch_samples: int | None = None
+    until_warm: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The user's model and optimizer on the device, brought back to their first state before every trial."""
 
 import copy
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ class Session:
         self.device = device
         self.model = workload.model
         self.optimizer = _optimizer_of(workload)
+        self.steps_taken = 0
+        self.optimizer.register_step_post_hook(self._count_step)
         self._seed = seed
         self._modes = [module.training for module in self.model.modules()]
         state = self.model.state_dict()
@@ -45,6 +48,9 @@ class Session:
         # The optimizer's own restore keeps references; a copy stays what it was.
         self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_state))
         return Training(self, config)
+
+    def _count_step(self, *_: object) -> None:
+        self.steps_taken += 1
 
     def rest(self) -> None:
         """Leave the device to others: the model goes back to the host, caches are emptied."""
@@ -69,6 +75,21 @@ class Training:
             amp=config.amp,
             accumulation_steps=config.accumulation_steps,
         )
+        self._session = session
+        self._taken_before = session.steps_taken
+        self._scale = self.step.scaler.get_scale()
+        self._scale_drops = 0
+
+    def skipped_steps(self) -> int:
+        """Optimizer steps that the scaler left out since a gradient overflowed; waits for the device.
+
+        A fused optimizer is called even then, and only the scale tells, once between two looks.
+        """
+        scale, before = self.step.scaler.get_scale(), self._scale
+        self._scale_drops += max(0, round(math.log2(before / scale))) if scale > 0 else 1
+        self._scale = scale
+        missed = self.step.optimizer_steps - (self._session.steps_taken - self._taken_before)
+        return max(missed, self._scale_drops)
 
     def on_device(self, batch: Any) -> Any:
         """Copy a batch to the device as the import helper does."""

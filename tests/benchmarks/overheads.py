@@ -1,9 +1,9 @@
 """What pipetune itself costs: the parent's CPU, the measuring loop, a warm trial's own time, start-up times.
 
-Run: python tests/benchmarks/overheads.py [--rounds 7] [--seconds 4]
+Run: python tests/benchmarks/overheads.py [--rounds 7] [--loop-rounds 201] [--loop-seconds 0.5]
 
-The measuring loop is compared with the same loop written out plainly, in one process, in turns; medians with the
-smallest and the largest round beside them.
+The measuring loop is compared with the same loop written out plainly, in one process, in turns; medians with
+their interval and the smallest and the largest round beside them.
 """
 
 import argparse
@@ -11,29 +11,31 @@ import io
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
+from scipy.stats import quantile_test
 
 from pipetune.core.measurement import Measurement
 from pipetune.core.space import Amp, TrialConfig
 from pipetune.core.study import WorkloadSpec
-from pipetune.core.throughput import steady_rate
 from pipetune.report.live import LiveProgress
 from pipetune.trial.device import resolve_device, synchronize
 from pipetune.trial.loader import build_loader
-from pipetune.trial.loop import Stream, measure
+from pipetune.trial.loop import timed_window
 from pipetune.trial.protocol import MeasureLimits
 from pipetune.trial.runner import HostRunner
-from pipetune.trial.session import Session
+from pipetune.trial.session import Session, Training
+from pipetune.trial.stream import Stream
 from pipetune.trial.target import build_workload
 
 WORKLOADS = {
     "tabular": {"rows": 200_000},
-    "memory_images": {"depth": 10, "width": 16, "images": 5000},
+    "memory_images": {"depth": 10, "width": 8, "images": 5000},
 }
 BATCH = 256
 
@@ -54,53 +56,64 @@ def spec(name: str) -> WorkloadSpec:
     return WorkloadSpec(target=f"builtin:{name}", options=WORKLOADS[name], folder=".")
 
 
-def measured_rate(session: Session, seconds: float) -> float:
-    training = session.begin(config())
-    loader, endless = build_loader(session.workload, config())
-    stream = Stream(loader, training)
-    limits = MeasureLimits(min_s=seconds, max_s=seconds, warm_up_s=0.5)
-    result = measure(stream, endless, config(), limits, lambda _: None)
-    stream.close()
-    return steady_rate(result.windows).value
+def measured_rates(session: Session, seconds: float) -> Iterator[float]:
+    """One timed window of a trial's own loop after another."""
+    loader, _ = build_loader(session.workload, config())
+    stream = Stream(loader, Training(session, config()))
+    stream.start_epoch()
+    while True:
+        window = timed_window(stream, config(), seconds, time.monotonic())
+        yield window.samples / window.seconds
 
 
-def plain_rate(session: Session, seconds: float) -> float:
-    session.begin(config())
+def plain_rates(session: Session, seconds: float) -> Iterator[float]:
+    """The same stretches of a loop as people write it."""
     workload, model, optimizer = session.workload, session.model, session.optimizer
     loader = torch.utils.data.DataLoader(
         workload.dataset, batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=workload.collate_fn
     )
-    samples, began, warm_until = 0, 0.0, time.perf_counter() + 0.5
+    samples, began = 0, time.perf_counter()
     while True:
         for batch in loader:
-            if not samples and time.perf_counter() >= warm_until:
-                synchronize(session.device)
-                began = time.perf_counter()
             batch = tuple(part.to(session.device) for part in batch)  # noqa: PLW2901 - as people write it
             loss = workload.loss(model, batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if began:
-                samples += BATCH
-                if time.perf_counter() - began >= seconds:
-                    synchronize(session.device)
-                    return samples / (time.perf_counter() - began)
+            samples += BATCH
+            if time.perf_counter() - began >= seconds:
+                synchronize(session.device)
+                yield samples / (time.perf_counter() - began)
+                samples, began = 0, time.perf_counter()
 
 
 def loop_overhead(rounds: int, seconds: float) -> None:
-    print(f"\nmeasuring loop against the plain loop, samples/s, {rounds} rounds of {seconds:g} s in turns")
-    print(f"{'workload':<16}{'measured':>12}{'plain':>12}{'ratio: median':>16}{'least':>8}{'most':>8}")
+    # More threads than idle cores make every step wait for the slowest, and nothing of a per cent can be seen.
+    torch.set_num_threads(1)
+    print(f"\nmeasuring loop against the plain loop, samples/s, {rounds} rounds of {seconds:g} s in turns, 1 thread")
+    print(
+        f"{'workload':<16}{'measured':>12}{'plain':>12}{'median ratio':>14}{'interval':>14}{'least':>8}{'most':>8}"
+    )
     for name in WORKLOADS:
         session = Session(build_workload(spec(name)), resolve_device("auto"), seed=0)
+        session.begin(config())
+        loops = (measured_rates(session, seconds), plain_rates(session, seconds))
+        for loop in loops:  # warm up
+            next(loop)
         pairs = []
         for number in range(rounds):
-            order = (measured_rate, plain_rate) if number % 2 == 0 else (plain_rate, measured_rate)
-            rates = {function: function(session, seconds) for function in order}
-            pairs.append((rates[measured_rate], rates[plain_rate]))
+            if number % 2 == 0:
+                ours, theirs = next(loops[0]), next(loops[1])
+            else:
+                theirs, ours = next(loops[1]), next(loops[0])
+            pairs.append((ours, theirs))
         ratios = [ours / theirs for ours, theirs in pairs]
         ours, theirs = (median(column) for column in zip(*pairs, strict=True))
-        print(f"{name:<16}{ours:>12,.0f}{theirs:>12,.0f}{median(ratios):>16.3f}{min(ratios):>8.3f}{max(ratios):>8.3f}")
+        interval = quantile_test(ratios, p=0.5).confidence_interval(0.95)
+        print(
+            f"{name:<16}{ours:>12,.0f}{theirs:>12,.0f}{median(ratios):>14.3f}"
+            f"{f'{interval.low:.3f}-{interval.high:.3f}':>14}{min(ratios):>8.3f}{max(ratios):>8.3f}"
+        )
 
 
 def trial_overhead(rounds: int) -> None:
@@ -149,12 +162,13 @@ def start_up(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--loop-rounds", type=int, default=201)
+    parser.add_argument("--loop-seconds", type=float, default=0.5)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     start_up(arguments.rounds)
     trial_overhead(arguments.rounds)
-    loop_overhead(arguments.rounds, arguments.seconds)
+    loop_overhead(arguments.loop_rounds, arguments.loop_seconds)
 
 
 if __name__ == "__main__":

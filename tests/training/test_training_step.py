@@ -132,6 +132,18 @@ def test_the_optimizer_steps_once_a_group():
     assert changed == updates
 
 
+def test_two_losses_of_one_micro_batch_are_one_micro_batch():
+    # GIVEN two micro-batches a step and two losses each, as a generator and a discriminator have
+    step = step_of(linear(), accumulation_steps=2)
+    parameters = step._optimizer.param_groups[0]["params"]
+    updates = []
+    for _ in range(4):
+        for _ in range(2):
+            step.backward((parameters[0] ** 2).sum())
+        updates.append(step.update())
+    assert updates == [False, True, False, True]
+
+
 def test_gradients_are_gone_after_the_step():
     model = linear()
     step = step_of(model)

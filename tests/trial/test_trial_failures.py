@@ -90,7 +90,7 @@ KIND = FailureKind
 RUNNING = {Phase.WORKER_START, Phase.WARM_UP, Phase.MEASURE}
 START = {Phase.WORKER_START}
 STEP = {Phase.WARM_UP}
-END = {Phase.EPOCH_END}
+END = {Phase.MEASURE}
 STALL_S = 2
 
 
@@ -120,7 +120,7 @@ FAULTS = [
     Fault("step closes the way back", SERIAL, KIND.CRASH, STEP, "exited with code 1"),
     Fault("step gives nan", SERIAL, KIND.NON_FINITE, END, "NaN or infinite"),
     # The scaler skips every update, so the loss stays finite, the weights stay as they are, and the trial looks fast.
-    Fault("step overflows", config(0, amp=Amp.FP16), KIND.NON_FINITE, END, "fp16"),
+    Fault("step overflows", config(0, amp=Amp.FP16), KIND.NON_FINITE, END, "gradients overflowed"),
     Fault("step never updates", SERIAL, KIND.INVALID_DATA, END, r"step\.update\(\)"),
 ]
 
