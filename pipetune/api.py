@@ -80,6 +80,7 @@ def tune(
             log_folder=folder.log_folder,
             isolation=checked.isolation,
             cache=checked.cache,
+            gpu_memory_headroom=checked.gpu_memory_headroom,
             timeouts=_timeouts(checked.budget),
             on_phase=progress.phase,
         )

@@ -40,7 +40,7 @@ DOORS = {
 }
 
 TORCH_ROOMS = {"training", "workloads", "integrations"}
-TORCH_FILES = {"trial/device.py", "trial/session.py", "trial/loader.py", "trial/stream.py", "trial/facts.py"}
+TORCH_FILES = {"trial/device.py", "trial/session.py", "trial/loader.py", "trial/stream.py", "trial/samples.py", "trial/randomness.py", "trial/watch.py", "trial/facts.py"}
 
 
 def sources() -> list[Path]:

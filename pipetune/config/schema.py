@@ -28,10 +28,11 @@ from pipetune.config import yaml
 from pipetune.config.yaml import Document, KeyPath, shown, shown_path
 from pipetune.core.objective import Objective
 from pipetune.core.space import Amp, Auto, Bounds, DeclaredSpace, TrialConfig, divisors
-from pipetune.core.study import Budget, CachePolicy, Isolation, StudyConfig, WorkloadSpec
+from pipetune.core.study import DEFAULT_HEADROOM, Budget, CachePolicy, Isolation, StudyConfig, WorkloadSpec
 from pipetune.errors import ConfigError
 
 DEFAULT_SECONDS = 600.0
+MAX_HEADROOM = 0.9
 MAX_SECONDS = 365 * 24 * 3600.0
 MAX_COUNT = 2**53
 MAX_BATCH = 2**31 - 1
@@ -152,6 +153,13 @@ def _seconds(value: Any) -> float:
     if seconds is None or not 0 < seconds <= MAX_SECONDS:
         raise _MismatchError("a time over 0 and up to a year: 90s, 10m, 1h30m, 1.5h, or a number of seconds")
     return float(seconds)
+
+
+def _headroom(value: Any) -> float:
+    share = _number(value)
+    if share is None or not 0 <= share <= MAX_HEADROOM:
+        raise _MismatchError(f"a share of the GPU's memory, 0 to {MAX_HEADROOM}")
+    return float(share)
 
 
 def _epoch_samples(value: Any) -> int | None:
@@ -318,6 +326,7 @@ class _Study(_Section):
     storage: Annotated[str | None, BeforeValidator(_storage)] = None
     cache: Annotated[CachePolicy, _choice(CachePolicy)] = CachePolicy.WARM
     isolation: Annotated[Isolation, _choice(Isolation)] = Isolation.WARM
+    gpu_memory_headroom: Annotated[float, BeforeValidator(_headroom)] = DEFAULT_HEADROOM
 
 
 _SECTIONS: Mapping[KeyPath, type[_Section]] = {
@@ -502,6 +511,7 @@ def _study_config(study: _Study, folder: Path, source: Path | None) -> StudyConf
         storage=study.storage,
         cache=study.cache,
         isolation=study.isolation,
+        gpu_memory_headroom=study.gpu_memory_headroom,
         source=source,
     )
 

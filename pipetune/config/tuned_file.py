@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pipetune.config import yaml
+from pipetune.core.measurement import CacheState
 from pipetune.core.space import Amp, TrialConfig
 from pipetune.core.throughput import Estimate
 from pipetune.core.tuned import SCHEMA_VERSION, Ceiling, Measured, Status, TunedConfig
 from pipetune.errors import ConfigError, InputError
 
+_CHIP_COUNTERS = ("gpu_sm_percent", "gpu_tensor_percent", "gpu_memory_bandwidth_percent")
 _HEADER = (
     "The {status} settings of the pipetune study {study!r}, measured on {where}.",
     'In training code: `tuned = pipetune.load("best.yaml")`, then `tuned.dataloader(dataset, shuffle=True)`.',
@@ -95,11 +97,15 @@ def measured_block(measured: Measured) -> dict[str, Any]:
     }
     if utilization is None:
         block["gpu_utilization_reason"] = measured.gpu_utilization_reason
+    counters = {name: getattr(measured, name) for name in _CHIP_COUNTERS}
+    block |= {name: _rounded(value) for name, value in counters.items() if value is not None}
     return block | {
         "data_wait_percent": _rounded(measured.data_wait_percent),
         "epoch_start_s": _rounded(measured.epoch_start_s),
         "peak_gpu_memory_bytes": measured.peak_gpu_memory_bytes,
         "host_memory_bytes": measured.host_memory_bytes,
+        "cache": measured.cache.value if measured.cache else None,
+        "stable": measured.stable,
     }
 
 
@@ -214,6 +220,13 @@ class _Reader:
         reason = self._get((*path, "gpu_utilization_reason"), str, optional=True)
         peak = self._get((*path, "peak_gpu_memory_bytes"), int, optional=True)
         host = self._get((*path, "host_memory_bytes"), int, optional=True)
+        cache = self._get((*path, "cache"), str, optional=True)
+        if cache is not None and cache not in list(CacheState):
+            self._problem((*path, "cache"), f"found {yaml.shown(cache)}; expected {', '.join(CacheState)} or null")
+            return None
+        # Not in files of the first versions.
+        stable = self._get((*path, "stable"), bool, optional=True)
+        counters = {name: self._get((*path, name), float, optional=True) for name in _CHIP_COUNTERS}
         if effective is None or steady is None or wait is None or start is None:
             return None
         return Measured(
@@ -225,6 +238,9 @@ class _Reader:
             epoch_start_s=start,
             peak_gpu_memory_bytes=peak,
             host_memory_bytes=host,
+            cache=CacheState(cache) if cache is not None else None,
+            stable=stable is not False,
+            **counters,
         )
 
     def _estimate(self, path: yaml.KeyPath, *, optional: bool = False, is_rate: bool = False) -> Estimate | None:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipetune.core.cache import ReadAhead
+from pipetune.core.measurement import TrialFailure
+from pipetune.core.samples import SampleComparison
 from pipetune.core.space import Amp
 from pipetune.core.tuned import WorkloadTraits
 
@@ -34,3 +37,15 @@ class WorkloadFacts:
     def has_accelerator(self) -> bool:
         """Whether trials run on a GPU."""
         return self.device != "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What came of reading samples in workers before the first trial; each None where it was not done.
+
+    `failure` is what ended it; trials with workers will most likely meet the same.
+    """
+
+    comparison: SampleComparison | None = None
+    read_ahead: ReadAhead | None = None
+    failure: TrialFailure | None = None

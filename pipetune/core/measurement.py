@@ -23,6 +23,8 @@ class Phase(StrEnum):
     START = "start"
     BUILD = "build"
     FIRST_SAMPLE = "first_sample"
+    COMPARE_SAMPLES = "compare_samples"
+    READ_AHEAD = "read_ahead"
     PREPARE = "prepare"
     WORKER_START = "worker_start"
     WARM_UP = "warm_up"
@@ -130,6 +132,20 @@ class Measurement:
     def effective(self, plan: TrainingPlan) -> Estimate:
         """Samples per second over the planned run, epoch starts included."""
         return effective_rate(self.steady(), self.epoch_start, plan, persistent_workers=self.config.persistent_workers)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of its rate should know, in a few words each; empty where all was well."""
+        found = []
+        if not self.settled:
+            found.append("unstable: the rate did not settle in the time for it")
+        if self.drained_samples > 0:
+            share = self.drained_samples / sum(window.samples for window in self.windows)
+            found.append(f"ready batches were still falling, which would have flattered the rate by {share:.1%}")
+        if self.cache is CacheState.COLD:
+            found.append("cold: its data came from storage")
+        if self.allocation_retries:
+            found.append(f"the GPU's memory was so full that it had to be cleared {self.allocation_retries} times")
+        return (*found, *self.interference, *self.notes)
 
     def data_wait_percent(self) -> float:
         """Share of the measured time that the main thread waited for data, 0-100."""

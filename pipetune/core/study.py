@@ -9,6 +9,9 @@ from typing import Any
 from pipetune.core.objective import Objective
 from pipetune.core.space import DeclaredSpace, TrialConfig
 
+DEFAULT_HEADROOM = 0.1
+"""Share of the GPU's memory that trials leave free: training meets longer samples and other kernels than they do."""
+
 
 class CachePolicy(StrEnum):
     """Whether trials read from a warm page cache or from storage."""
@@ -56,6 +59,7 @@ class Budget:
 class StudyConfig:
     """A whole config file, checked. `epoch_samples` None means the length of the dataset.
 
+    `gpu_memory_headroom` is the share of the GPU's memory that trials leave free.
     `storage` None means a journal file in the study folder. `source` is the file it was read from.
     """
 
@@ -73,4 +77,5 @@ class StudyConfig:
     storage: str | None
     cache: CachePolicy
     isolation: Isolation
+    gpu_memory_headroom: float
     source: Path | None

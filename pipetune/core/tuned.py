@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pipetune.core.measurement import Measurement
+from pipetune.core.measurement import CacheState, Measurement
 from pipetune.core.space import TrialConfig
 from pipetune.core.throughput import Estimate, TrainingPlan
 
@@ -22,7 +22,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The figures of one configuration; `gpu_utilization_reason` is set exactly where utilisation is None."""
+    """The figures of one configuration; `gpu_utilization_reason` is set exactly where utilisation is None.
+
+    The three counters after it are the chip's own, percent, None where it has none. `cache` tells where the data
+    came from, None where that is not known; `stable` whether the rate settled in the time for it.
+    """
 
     effective_samples_per_sec: Estimate
     steady_samples_per_sec: Estimate
@@ -32,19 +36,30 @@ class Measured:
     epoch_start_s: float
     peak_gpu_memory_bytes: int | None
     host_memory_bytes: int | None
+    gpu_sm_percent: float | None = None
+    gpu_tensor_percent: float | None = None
+    gpu_memory_bandwidth_percent: float | None = None
+    cache: CacheState | None = None
+    stable: bool = True
 
     @classmethod
     def of(cls, measurement: Measurement, plan: TrainingPlan) -> "Measured":
         """Derive the figures from a trial's raw windows."""
+        gpu = measurement.gpu
         return cls(
             effective_samples_per_sec=measurement.effective(plan),
             steady_samples_per_sec=measurement.steady(),
-            gpu_utilization_percent=measurement.gpu.estimate() if measurement.gpu else None,
+            gpu_utilization_percent=gpu.estimate() if gpu else None,
             gpu_utilization_reason=measurement.gpu_reason,
             data_wait_percent=measurement.data_wait_percent(),
             epoch_start_s=measurement.epoch_start.fresh_s,
             peak_gpu_memory_bytes=measurement.peak_gpu_memory_bytes,
             host_memory_bytes=measurement.host_memory_bytes,
+            gpu_sm_percent=gpu.sm_percent if gpu else None,
+            gpu_tensor_percent=gpu.tensor_percent if gpu else None,
+            gpu_memory_bandwidth_percent=gpu.memory_bandwidth_percent if gpu else None,
+            cache=measurement.cache,
+            stable=measurement.settled,
         )
 
 
@@ -98,9 +113,10 @@ def training_changes(baseline: TrialConfig, chosen: TrialConfig, traits: Workloa
                 f"BatchNorm statistics come from micro-batches of {chosen.batch_size} samples "
                 f"instead of {baseline.batch_size}"
             )
-        if not traits.weighs_micro_batches and max(chosen.accumulation_steps, baseline.accumulation_steps) > 1:
+        if not traits.weighs_micro_batches:
+            many = "micro-batch" if chosen.accumulation_steps == 1 else "micro-batches"
             changes.append(
-                f"the loss is averaged over {chosen.accumulation_steps} micro-batches a step instead of "
+                f"the loss is averaged over {chosen.accumulation_steps} {many} a step instead of "
                 f"{baseline.accumulation_steps}, which changes it where it is no mean over samples but over "
                 "tokens, say (give the workload a loss_weight then)"
             )

@@ -47,6 +47,33 @@ def memory_limits(root: Path = Path("/")) -> tuple[int, ...]:
     return tuple(limit for limit in map(positive_int, map(read_text, files)) if limit is not None)
 
 
+def cpu_statistics(root: Path = Path("/")) -> tuple[Path, ...]:
+    """Return the `cpu.stat` of this process's groups and their parents that count what a quota held back.
+
+    A group adds up its own quota only, so the figures of a group and its parents are added.
+    """
+    folders = [*_folders(root, "v2"), *_folders(root, "v1", "cpu")]
+    # Without mountinfo both usual names of v1's folder are tried, and one is a link to the other.
+    files = dict.fromkeys((folder / "cpu.stat").resolve() for folder in folders)
+    return tuple(file for file in files if "throttled_" in read_text(file))
+
+
+def quota_statistics(root: Path = Path("/")) -> Path | None:
+    """Return the `cpu.stat` of the innermost group with a quota (v2 only: v1 counts use elsewhere), or None."""
+    for folder in _folders(root, "v2"):
+        if _v2_quota(folder / "cpu.max") is not None:
+            return folder / "cpu.stat"
+    return None
+
+
+def memory_pressure(root: Path = Path("/")) -> Path | None:
+    """Return this process's own group's `memory.pressure`; None where it has none, or is the machine's top group."""
+    folder = next(_folders(root, "v2"))
+    # The top group's figure is the whole machine's; `cgroup.events` is in every group but that one.
+    is_own = (folder / "cgroup.events").exists() and (folder / "memory.pressure").exists()
+    return folder / "memory.pressure" if is_own else None
+
+
 def read_text(path: Path) -> str:
     """Return what the file holds, or nothing where it is missing or closed to us."""
     try:

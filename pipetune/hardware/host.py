@@ -73,6 +73,11 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
     return min([_memory_total_bytes(root), *memory_limits(root)])
 
 
+def available_memory_bytes(root: Path = _ROOT) -> int:
+    """Return the bytes that can be used without swapping, page cache included, as far as the limits go."""
+    return min(psutil.virtual_memory().available, memory_limit_bytes(root))
+
+
 def shared_memory_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes free in /dev/shm, where workers pass batches; None where there is no such folder."""
     try:

@@ -6,7 +6,7 @@ nothing gives a reason in words, and tuning goes on without utilisation.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,9 @@ from statistics import fmean, median, stdev
 from typing import Any, Self
 
 from pipetune.core.hardware import Gpu
+from pipetune.core.interference import Disturbance
 from pipetune.core.measurement import GpuUsage
+from pipetune.hardware.gpu_counters import ChipCounters, ChipUsage, ClockLimits, GpuTenants, attempt, tenants
 
 try:
     import pynvml as _pynvml
@@ -50,37 +52,67 @@ def list_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None, str | None
         return (), None, _NO_LIBRARY
     try:
         with _session(nvml):
-            driver = _text(_attempt(nvml, nvml.nvmlSystemGetDriverVersion)) or None
-            gpus = tuple(
-                gpu
-                for index in range(nvml.nvmlDeviceGetCount())
-                if (gpu := _attempt(nvml, _gpu, nvml, index)) is not None
-            )
+            driver = _text(attempt(nvml, "nvmlSystemGetDriverVersion")) or None
+            gpus = tuple(gpu for index in range(nvml.nvmlDeviceGetCount()) if (gpu := _gpu(nvml, index)) is not None)
     except nvml.NVMLError as error:
         return (), None, _unavailable(error)
     return gpus, driver, None if gpus else "NVML is running and names no GPU"
 
 
-class GpuSampler:
-    """Busy share of one GPU, from the time-stamped samples that the driver itself keeps.
+def list_tenants(nvml: Any = None) -> frozenset[int]:
+    """Return the numbers of the processes that are on any GPU now, as NVML numbers them; nothing without NVML.
 
-    No thread: the driver holds about 14 s, so whoever owns the sampler calls `collect` every few seconds.
+    Called while no process of ours is on a GPU, this names processes that are surely others': for
+    `GpuSampler.open(before=...)`, and later for `GpuSampler.add_others`.
+    """
+    nvml = nvml or _pynvml
+    if nvml is None:
+        return frozenset()
+    try:
+        with _session(nvml):
+            count = nvml.nvmlDeviceGetCount()
+            handles = [attempt(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+            return tenants(nvml, [handle for handle in handles if handle is not None])
+    except nvml.NVMLError:
+        return frozenset()
+
+
+class GpuSampler:
+    """What NVML tells of one GPU: busy share, chip counters, clock limits, other processes.
+
+    The busy share comes from the time-stamped samples that the driver itself keeps. No thread: the driver holds
+    about 14 s, so whoever owns the sampler calls `collect` every few seconds, and `mark` at each window's border.
     What NVML cannot tell is a reason: `reason` after `open`, or what `usage` returns.
     """
 
-    def __init__(self, nvml: Any, handle: Any, reason: str | None) -> None:
+    def __init__(self, nvml: Any, handle: Any, reason: str | None, before: frozenset[int] = frozenset()) -> None:
         self._nvml = nvml
         self._handle = handle
         self._reason = reason
         self._last_us = 0
         self._samples: deque[_Sample] = deque(maxlen=_KEPT_SAMPLES)
+        self._chip: ChipCounters | None = None
+        self._clocks: ClockLimits | None = None
+        self._tenants: GpuTenants | None = None
+        if handle is not None:
+            self._chip = ChipCounters(nvml, handle)
+            self._clocks = ClockLimits(nvml, handle)
+            self._tenants = GpuTenants(nvml, handle, before)
         self.collect()
 
     @classmethod
-    def open(cls, uuid: str | bytes | None, pci_bus_id: str | bytes | None = None, nvml: Any = None) -> Self:
+    def open(
+        cls,
+        uuid: str | bytes | None,
+        pci_bus_id: str | bytes | None = None,
+        nvml: Any = None,
+        *,
+        before: frozenset[int] = frozenset(),
+    ) -> Self:
         """Find the GPU that CUDA uses by its UUID (torch's form, or NVML's with `GPU-`), else by PCI bus id.
 
-        Never by index: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER give CUDA's numbers another meaning.
+        Never by index: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER give CUDA's numbers another meaning. `before` are
+        the processes that `list_tenants` named before the first process of ours used a GPU.
         """
         nvml = nvml or _pynvml
         name, bus = _text(uuid), _text(pci_bus_id)
@@ -95,7 +127,7 @@ class GpuSampler:
         except nvml.NVMLError as error:
             return cls(None, None, _unavailable(error))
         handle, reason = _find(nvml, name, bus)
-        return cls(nvml, handle, reason)
+        return cls(nvml, handle, reason, before)
 
     @property
     def reason(self) -> str | None:
@@ -103,9 +135,11 @@ class GpuSampler:
         return self._reason
 
     def collect(self) -> None:
-        """Add the samples that the driver took since the last call; cheap, to be called every few seconds."""
-        if self._handle is None:
+        """Add what the driver noted since the last call; cheap, to be called every few seconds."""
+        if self._handle is None or self._clocks is None or self._tenants is None:
             return
+        self._clocks.collect()
+        self._tenants.collect()
         try:
             samples = self._new_samples()
         except self._nvml.NVMLError as error:
@@ -116,6 +150,12 @@ class GpuSampler:
         for timestamp_us, percent in samples:
             self._samples.append(_Sample(timestamp_us / 1e6 - offset_s, percent))
             self._last_us = timestamp_us
+
+    def mark(self) -> None:
+        """Note a window's border, as soon as it is known: the chip's counters are differences between two marks."""
+        if self._chip is not None:
+            self._chip.mark()
+        self.collect()
 
     def usage(self, windows: Sequence[tuple[float, float]]) -> GpuUsage | str:
         """Return the busy share inside windows, each (begin, end) on time.monotonic(), or why it is unknown.
@@ -128,17 +168,46 @@ class GpuSampler:
         inside = [sample.percent for sample in self._samples if _covers(windows, sample.end_s, period_s)]
         expected = sum(max(0, int((end - begin) / period_s) - 1) for begin, end in windows)
         if len(inside) >= max(_MIN_SAMPLES, _MIN_COVERAGE * expected):
-            return GpuUsage(mean_percent=fmean(inside), spread_percent=stdev(inside), samples=len(inside))
+            return self._full_usage(inside, windows)
         if self._reason is not None:
             return self._reason
         return _too_few(windows, period_s, len(inside), expected)
 
+    def throttling(self, windows: Sequence[tuple[float, float]]) -> Disturbance:
+        """Return what slowed the clocks in the windows: heat and power brake are outside, the power limit is own."""
+        return Disturbance() if self._clocks is None else self._clocks.disturbance(windows)
+
+    def foreign(self, windows: Sequence[tuple[float, float]], own_pids: Collection[int]) -> Disturbance:
+        """Return which other processes computed on the GPU in the windows; `GpuTenants` has the rule.
+
+        `own_pids` are all hosts that live: what is in the session of one of them is ours too.
+        """
+        return Disturbance() if self._tenants is None else self._tenants.disturbance(windows, own_pids)
+
+    def add_others(self, others: frozenset[int]) -> None:
+        """Learn of more processes that are not ours: `list_tenants()` at a time when none of ours is on a GPU."""
+        if self._tenants is not None:
+            self._tenants.add(others)
+
     def close(self) -> None:
-        """Let NVML go; safe to call twice."""
+        """Give the chip's samples back and let NVML go; safe to call twice."""
         nvml, self._nvml, self._handle = self._nvml, None, None
         self._reason = self._reason or _CLOSED
+        if self._chip is not None:
+            self._chip.close()
         if nvml is not None:
-            _attempt(nvml, nvml.nvmlShutdown)
+            attempt(nvml, "nvmlShutdown")
+
+    def _full_usage(self, inside: Sequence[float], windows: Sequence[tuple[float, float]]) -> GpuUsage:
+        chip = ChipUsage() if self._chip is None else self._chip.usage(windows)
+        return GpuUsage(
+            mean_percent=fmean(inside),
+            spread_percent=stdev(inside),
+            samples=len(inside),
+            sm_percent=chip.sm_percent,
+            tensor_percent=chip.tensor_percent,
+            memory_bandwidth_percent=chip.memory_bandwidth_percent,
+        )
 
     def _new_samples(self) -> list[tuple[int, float]]:
         """Time stamp (microseconds since the epoch) and percent of each sample not seen yet, oldest first."""
@@ -165,7 +234,7 @@ def _find(nvml: Any, uuid: str, bus: str) -> tuple[Any, str | None]:
     ways: list[tuple[Callable[[str], Any], str]] = []
     if uuid:
         # torch gives a MIG slice's UUID without its prefix; its PCI id would lead to the whole GPU.
-        if _attempt(nvml, nvml.nvmlDeviceGetHandleByUUID, f"MIG-{plain}") is not None:
+        if attempt(nvml, "nvmlDeviceGetHandleByUUID", f"MIG-{plain}") is not None:
             return None, _MIG
         ways.append((nvml.nvmlDeviceGetHandleByUUID, f"GPU-{plain}"))
     if bus:
@@ -182,18 +251,19 @@ def _find(nvml: Any, uuid: str, bus: str) -> tuple[Any, str | None]:
 
 def _is_sliced(nvml: Any, handle: Any) -> bool:
     """Whether MIG is on; a GPU without MIG refuses the question."""
-    mode = _attempt(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    mode = attempt(nvml, "nvmlDeviceGetMigMode", handle)
     return mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = _attempt(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    return Gpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=None if memory is None else int(memory.total),
-    )
+def _gpu(nvml: Any, index: int) -> Gpu | None:
+    """Return what a GPU says of itself; None for a broken one, which must not hide the others."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+    except nvml.NVMLError:
+        return None
+    memory = attempt(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    return Gpu(name=name, uuid=uuid, memory_bytes=None if memory is None else int(memory.total))
 
 
 def _covers(windows: Sequence[tuple[float, float]], end_s: float, period_s: float) -> bool:
@@ -217,15 +287,7 @@ def _session(nvml: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _attempt(nvml, nvml.nvmlShutdown)
-
-
-def _attempt(nvml: Any, question: Callable[..., Any], *about: Any) -> Any:
-    """Return the answer, or None where NVML refuses."""
-    try:
-        return question(*about)
-    except nvml.NVMLError:
-        return None
+        attempt(nvml, "nvmlShutdown")
 
 
 def _text(value: str | bytes | None) -> str:

@@ -15,6 +15,8 @@ from pipetune.core.text import printable
 from pipetune.core.throughput import Estimate, TrainingPlan
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig
 
+MAX_REMARKS = 8
+"""Lines below the table of trials."""
 _VERDICTS = {
     Bottleneck.COMPUTE: "the step itself limits: the loader keeps up",
     Bottleneck.INPUT: "the loader limits: the step waits for data",
@@ -36,6 +38,8 @@ def result_view(result: StudyResult) -> RenderableType:
     ]
     parts += [Text(f"note: {printable(note)}", style="yellow") for note in result.summary.notes]
     parts += ["", trials_table(result.records, result.summary.plan, result.tuned.config), ""]
+    if remarks := remark_lines(result.records):
+        parts += [*(Text(line, style="yellow") for line in remarks), ""]
     measured = sum(1 for record in result.records if record.measurement is not None)
     parts.append(
         Text(
@@ -100,6 +104,21 @@ def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan, chosen: Tri
             number = f"*{record.number}" if is_chosen else str(record.number)
             table.add_row(number, record.config.label(), *_figures(record.outcome, plan), style=style)
     return table
+
+
+def remark_lines(records: Sequence[TrialRecord]) -> list[str]:
+    """What should be known of single trials, those with the same remark together."""
+    trials: dict[str, list[str]] = {}
+    for record in records:
+        for remark in record.measurement.remarks() if record.measurement else ():
+            trials.setdefault(remark, []).append(str(record.number))
+    lines = [
+        f"{'trial' if len(numbers) == 1 else 'trials'} {', '.join(numbers)}: {printable(remark)}"
+        for remark, numbers in trials.items()
+    ]
+    if len(lines) <= MAX_REMARKS:
+        return lines
+    return [*lines[: MAX_REMARKS - 1], f"and {len(lines) - MAX_REMARKS + 1} more remarks, which --json tells"]
 
 
 def whole_numbers(values: Sequence[int]) -> str:

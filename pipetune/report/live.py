@@ -19,6 +19,8 @@ _PHASES = {
     Phase.START: "starting a trial process",
     Phase.BUILD: "building the workload",
     Phase.FIRST_SAMPLE: "reading a first sample",
+    Phase.COMPARE_SAMPLES: "comparing samples with and without workers",
+    Phase.READ_AHEAD: "reading ahead into the page cache",
     Phase.PREPARE: "restoring the model",
     Phase.WORKER_START: "starting workers",
     Phase.WARM_UP: "warming up",

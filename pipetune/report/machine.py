@@ -69,5 +69,8 @@ def trial_object(record: TrialRecord, plan: TrainingPlan) -> dict[str, Any]:
             "steady_samples_per_sec": measured.steady_samples_per_sec.value,
             "effective_samples_per_sec": measured.effective_samples_per_sec.value,
             "gpu_utilization_percent": utilization.value if utilization else None,
+            "cache": measured.cache.value if measured.cache else None,
+            "stable": measured.stable,
+            "remarks": list(record.measurement.remarks()),
         }
     return trial

@@ -1,10 +1,69 @@
-"""The page cache: making a trial read from storage, without root."""
+"""The page cache: filled before the first trial, or emptied before each, without root."""
 
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from pipetune.core.cache import ReadAhead, ReadAheadEnd
+from pipetune.core.interference import storage_read_bytes
+from pipetune.core.throughput import COLD_BYTES_PER_S
 from pipetune.errors import InputError
+from pipetune.hardware.counters import TreeCounters
+from pipetune.training.batch import count_samples
+from pipetune.training.workload import Workload
+from pipetune.trial.loader import build_loader, close_iterator
+from pipetune.trial.protocol import PrepareRequest, ReadPart
+
+LOOK_S = 0.25
+"""How often the counters are read while reading ahead."""
+IN_MEMORY_S = 1.0
+"""Where nothing came from storage for so long, nothing will."""
+
+
+def read_ahead(workload: Workload, request: PrepareRequest, sign_of_life: Callable[[], None]) -> ReadAhead:
+    """Load what trials will read, in workers and without training, until it is in memory or the limits are met."""
+    part = ReadPart(first=0, count=None, seed=request.seed)
+    loader, _ = build_loader(workload, request.config, part)
+    count = workload.count_samples or count_samples
+    with TreeCounters() as counters:
+        began_s = looked_s = rose_s = time.monotonic()
+        before, read = counters.read(), 0
+        iterator: Any = iter(loader)
+        pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
+        samples, end = 0, ReadAheadEnd.WHOLE_EPOCH
+        try:
+            for batch in iterator:
+                samples += int(count(batch))
+                if request.dataset_samples is not None and samples >= request.dataset_samples:
+                    break
+                now_s = time.monotonic()
+                if now_s - looked_s < LOOK_S:
+                    continue
+                sign_of_life()
+                so_far = storage_read_bytes(before, counters.read(pids))
+                if so_far is None:
+                    end = ReadAheadEnd.UNKNOWN
+                    break
+                if so_far - read > COLD_BYTES_PER_S * (now_s - looked_s):
+                    rose_s = now_s
+                read, looked_s = so_far, now_s
+                if (reason := _end(request, read, now_s - began_s, quiet_s=now_s - rose_s)) is not None:
+                    end = reason
+                    break
+        finally:
+            close_iterator(iterator)
+    return ReadAhead(samples=samples, read_bytes=read, seconds=time.monotonic() - began_s, end=end)
+
+
+def _end(request: PrepareRequest, read: int, seconds: float, *, quiet_s: float) -> ReadAheadEnd | None:
+    """Why reading ahead ends now, if it does."""
+    if quiet_s >= IN_MEMORY_S:
+        return ReadAheadEnd.IN_MEMORY
+    if read >= request.memory_bytes:
+        return ReadAheadEnd.MEMORY
+    return ReadAheadEnd.TIME if seconds >= request.warm_s else None
 
 
 def evict(data_paths: Iterable[str | Path]) -> int:

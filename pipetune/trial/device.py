@@ -97,3 +97,16 @@ def release_memory(device: torch.device) -> None:
 def peak_memory_bytes(device: torch.device) -> int | None:
     """Most memory that the allocator reserved since the last release; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+
+
+def keep_free(device: torch.device, share: float) -> None:
+    """Let this process have no more than the rest of the GPU's memory; asking for more is out of memory."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1.0 - share, device)
+
+
+def allocation_retries(device: torch.device) -> int | None:
+    """How often the allocator had to empty its cache to serve a request; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

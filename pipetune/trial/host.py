@@ -16,18 +16,20 @@ import scipy.stats  # noqa: F401 - the loop needs it, and must not wait for its 
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
 from pipetune.core.space import TrialConfig
 from pipetune.errors import PipetuneError
-from pipetune.hardware.host import tree_memory_bytes
+from pipetune.hardware.host import tree_memory_bytes, usable_cpus
 from pipetune.trial import device as devices
-from pipetune.trial.cache import evict
+from pipetune.trial.cache import evict, read_ahead
 from pipetune.trial.facts import facts_of, first_batch
 from pipetune.trial.guards import classify_error, classify_exit
 from pipetune.trial.loader import build_loader
-from pipetune.trial.loop import Blind, Loop, compute_only_rate
+from pipetune.trial.loop import Loop, compute_only_rate
 from pipetune.trial.protocol import (
     Event,
     FailedEvent,
     MeasuredEvent,
     PhaseEvent,
+    PreparedEvent,
+    PrepareRequest,
     ReadyEvent,
     RefusedEvent,
     SetUpRequest,
@@ -35,9 +37,11 @@ from pipetune.trial.protocol import (
     decode_request,
     encode,
 )
+from pipetune.trial.samples import serial_digests, worker_digests
 from pipetune.trial.session import Session, Training, check_module
 from pipetune.trial.stream import DataEndedError, NonFiniteLossError, Stream
 from pipetune.trial.target import build_workload
+from pipetune.trial.watch import MachineWatch
 
 COMPUTE_ONLY_S = 1.0
 """How long the step is timed on one batch that lies on the device."""
@@ -95,6 +99,8 @@ class Host:
             request = decode_request(line)
             if isinstance(request, SetUpRequest):
                 self._channel.send(self._set_up(request))
+            elif isinstance(request, PrepareRequest):
+                self._channel.send(self._prepare(request))
             else:
                 self._channel.send(self._trial(request))
 
@@ -102,14 +108,18 @@ class Host:
         try:
             self._channel.enter(Phase.BUILD)
             device = devices.resolve_device(request.device)
+            devices.keep_free(device, request.gpu_memory_headroom)
             workload = build_workload(request.spec)
             check_module(workload.model)
             self._session = Session(workload, device, request.seed)
             self._session.rest()
-            first = None
+            first = digests = None
             if request.serial:
                 self._channel.enter(Phase.FIRST_SAMPLE)
                 first = first_batch(workload)
+                if request.compare:
+                    self._channel.enter(Phase.COMPARE_SAMPLES)
+                    digests = serial_digests(workload, one_thread=request.one_thread)
             facts = facts_of(workload, device, first)
         except PipetuneError as error:
             return RefusedEvent(message=str(error), traceback_text="")
@@ -119,7 +129,24 @@ class Host:
                 message=f"workload.target: {request.spec.target} failed while {place}: {type(error).__name__}: {error}",
                 traceback_text=_user_traceback(error),
             )
-        return ReadyEvent(facts=facts)
+        return ReadyEvent(facts=facts, digests=digests)
+
+    def _prepare(self, request: PrepareRequest) -> Event:
+        assert self._session is not None
+        began = time.monotonic()
+        workload = self._session.workload
+        digests = ahead = None
+        try:
+            if request.indices is not None:
+                self._channel.enter(Phase.COMPARE_SAMPLES)
+                digests = worker_digests(workload, request.indices)
+            if request.warm_s > 0:
+                self._channel.enter(Phase.READ_AHEAD)
+                ahead = read_ahead(workload, request, self._channel.sign_of_life)
+        except BaseException as error:  # noqa: BLE001 - whatever the dataset raises in a worker is told
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return FailedEvent(failure=self._failure(request.config, error, began))
+        return PreparedEvent(digests=digests, read_ahead=ahead)
 
     def _trial(self, request: TrialRequest) -> Event:
         assert self._session is not None
@@ -131,7 +158,8 @@ class Host:
             # torch raises anew for every further worker that dies, which would end this process in mid-sentence.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return FailedEvent(failure=self._failure(request.config, error, began))
-        return MeasuredEvent(measurement=measurement)
+        assert self._stream is not None
+        return MeasuredEvent(measurement=measurement, samples=self._stream.samples)
 
     def _measure(self, session: Session, request: TrialRequest, began: float) -> Measurement:
         config, enter = request.config, self._channel.enter
@@ -139,9 +167,12 @@ class Host:
         training = session.begin(config)
         if request.cold:
             evict(session.workload.data_paths)
-        loader, endless = build_loader(session.workload, config)
+        loader, endless = build_loader(session.workload, config, request.part)
         stream = self._stream = Stream(loader, training, self._channel.sign_of_life)
-        result = Loop(stream, endless, config, request.limits, enter=enter, watch=Blind()).measure()
+        watch = MachineWatch(session.device, cpus=usable_cpus().count)
+        result = Loop(stream, endless, config, request.limits, enter=enter, watch=watch).measure()
+        retries = watch.allocation_retries()
+        watch.close()
         _check(stream, training)
         host_memory = tree_memory_bytes(os.getpid())
         enter(Phase.CLOSE)
@@ -162,6 +193,8 @@ class Host:
             settled=result.settled,
             set_aside=result.set_aside,
             drained_samples=result.drained_samples,
+            interference=watch.summary(),
+            allocation_retries=retries,
             gpu=None,
             gpu_reason="not read yet",
             peak_gpu_memory_bytes=peak,

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from pipetune.errors import InputError
 from pipetune.training.loader import loader_kwargs
 from pipetune.training.workload import Workload
 from pipetune.trial.guards import WorkerInit
+from pipetune.trial.protocol import ReadPart
+from pipetune.trial.randomness import seed_on_host, undisturbed
 
 _NO_LIMIT = -1
 _KEPT = ("collate_fn", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
@@ -52,6 +55,39 @@ class EndlessSampler:
                 yield item
             if self._limit is not None or count == before:
                 return
+
+
+class PartOfOrder:
+    """A sampler's items from one to another, in the order of one seed: the same samples in every trial."""
+
+    def __init__(self, inner: Any, part: ReadPart, samples_per_item: int) -> None:
+        self._inner = inner
+        self._seed = part.seed
+        self._first = part.first // samples_per_item
+        self._count = None if part.count is None else -(-part.count // samples_per_item)
+        self._items: list[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them; a bounded part is drawn once, an open one anew each time."""
+        if self._count is None:
+            yield from self._ordered(self._first)
+            # The order goes round, so that a trial never runs dry.
+            yield from islice(self._ordered(0), self._first)
+            return
+        if self._items is None:
+            self._items = list(islice(self._ordered(self._first), self._count))
+        yield from self._items
+
+    def _ordered(self, first: int) -> Iterator[Any]:
+        with undisturbed():
+            seed_on_host(self._seed)
+            for sampler in (self._inner, getattr(self._inner, "sampler", None)):
+                if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+                    generator.manual_seed(self._seed)
+            items = iter(self._inner)
+            # Samplers draw from the global state when they begin.
+            begun = list(islice(items, 1))
+        return islice(chain(begun, items), first, None)
 
 
 class EndlessStream:
@@ -97,7 +133,7 @@ class _EndlessDataset(IterableDataset[Any]):
                     return
                 yielded += 1
                 yield item
-            if yielded == before or self._pipetune_limit.item() != _NO_LIMIT:
+            if yielded == before or self._pipetune_limit.item() > 0:
                 return
 
     def __getattr__(self, name: str) -> Any:
@@ -117,9 +153,12 @@ class _EndlessDataset(IterableDataset[Any]):
 Endless = EndlessSampler | EndlessStream
 
 
-def build_loader(workload: Workload, config: TrialConfig) -> tuple[DataLoader[Any], Endless]:
+def build_loader(
+    workload: Workload, config: TrialConfig, part: ReadPart | None = None
+) -> tuple[DataLoader[Any], Endless]:
     """The workload's loader with the trial's settings, made endless; and the handle that ends its epoch.
 
+    `part` bounds what is read of a map-style dataset; a stream is always read from its start.
     Raises InputError where the user's loader cannot take the settings, with what to do.
     """
     loader = _plain_loader(workload, config)
@@ -129,12 +168,23 @@ def build_loader(workload: Workload, config: TrialConfig) -> tuple[DataLoader[An
         endless = EndlessStream(loader.dataset, loader.batch_size, loader.num_workers)
         _replace(loader, "dataset", endless.dataset)
     elif loader.batch_sampler is not None:
-        endless = EndlessSampler(loader.batch_sampler)
+        endless = EndlessSampler(_part_of(loader.batch_sampler, part, config.batch_size))
         _replace(loader, "batch_sampler", endless)
     else:
-        endless = EndlessSampler(loader.sampler)
+        endless = EndlessSampler(_part_of(loader.sampler, part, 1))
         _replace(loader, "sampler", endless)
     return loader, endless
+
+
+def close_iterator(iterator: Any) -> None:
+    """Tell the workers of a loader's iterator to end, and wait for them."""
+    shut_down = getattr(iterator, "_shutdown_workers", None)  # torch offers no way to close a loader
+    if shut_down is not None:
+        shut_down()
+
+
+def _part_of(sampler: Any, part: ReadPart | None, samples_per_item: int) -> Any:
+    return sampler if part is None else PartOfOrder(sampler, part, samples_per_item)
 
 
 def _plain_loader(workload: Workload, config: TrialConfig) -> DataLoader[Any]:

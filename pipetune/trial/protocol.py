@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from pipetune.config import yaml
+from pipetune.core.cache import ReadAhead
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import Measurement, Phase, TrialFailure
+from pipetune.core.samples import SampleDigests
 from pipetune.core.space import TrialConfig
 from pipetune.core.study import WorkloadSpec
 
@@ -38,29 +40,70 @@ class MeasureLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPart:
+    """The samples that a trial reads, over and over: `count` of them from the `first` on, in an order by `seed`.
+
+    `count` None means all that follow.
+    """
+
+    first: int
+    count: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetUpRequest:
-    """Build the workload. A serial host also reads a first sample and never starts a worker."""
+    """Build the workload. A serial host also reads a first sample and never starts a worker.
+
+    `compare` asks it for digests of samples, to be compared with what workers read; `one_thread` to read them as
+    workers do, after which it is of no use for trials.
+    `gpu_memory_headroom` is the share of the GPU's memory that trials leave free.
+    """
 
     # As YAML: JSON knows neither an infinity nor a key that is a number, and options may hold both.
     spec: Annotated[WorkloadSpec, BeforeValidator(_unpack), PlainSerializer(_pack)]
     device: str
     seed: int
     serial: bool
+    compare: bool = False
+    one_thread: bool = False
+    gpu_memory_headroom: float = 0.0
     kind: Literal["set_up"] = "set_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """Measure one configuration; `cold` drops the page cache of the workload's data_paths first."""
+    """Measure one configuration; `cold` drops the page cache of the workload's data_paths first.
+
+    `part` are the samples to read; None leaves the choice to the workload's own sampler.
+    """
 
     config: TrialConfig
     limits: MeasureLimits
     compute_only: bool
     cold: bool
+    part: ReadPart | None = None
     kind: Literal["trial"] = "trial"
 
 
-Request = SetUpRequest | TrialRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareRequest:
+    """Read samples in workers, before any trial: a few to compare, and as many as the page cache is to hold.
+
+    `indices` are those that were read without workers; None where they cannot be compared. Reading ahead ends
+    after `warm_s` seconds or once `memory_bytes` came from storage; 0 seconds skip it.
+    """
+
+    config: TrialConfig
+    indices: tuple[int, ...] | None
+    dataset_samples: int | None
+    seed: int
+    warm_s: float
+    memory_bytes: int
+    kind: Literal["prepare"] = "prepare"
+
+
+Request = SetUpRequest | PrepareRequest | TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +116,28 @@ class PhaseEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyEvent:
-    """The workload is built."""
+    """The workload is built; a serial host has also read samples in its own process."""
 
     facts: WorkloadFacts
+    digests: SampleDigests | None = None
     kind: Literal["ready"] = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEvent:
+    """What workers read: digests of the samples that were asked for, and what was read ahead."""
+
+    digests: SampleDigests | None
+    read_ahead: ReadAhead | None
+    kind: Literal["prepared"] = "prepared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEvent:
-    """The trial is done; GPU usage is still to be filled in by the parent."""
+    """The trial is done; GPU usage is still to be filled in by the parent. `samples` were read in all."""
 
     measurement: Measurement
+    samples: int
     kind: Literal["measured"] = "measured"
 
 
@@ -104,7 +158,7 @@ class RefusedEvent:
     kind: Literal["refused"] = "refused"
 
 
-Event = PhaseEvent | ReadyEvent | MeasuredEvent | FailedEvent | RefusedEvent
+Event = PhaseEvent | ReadyEvent | PreparedEvent | MeasuredEvent | FailedEvent | RefusedEvent
 
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
@@ -113,7 +167,7 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="
 def encode(message: Request | Event) -> bytes:
     """One line, newline included. NaN and infinities keep their meaning."""
     adapter: TypeAdapter[Request] | TypeAdapter[Event]
-    adapter = _REQUESTS if isinstance(message, SetUpRequest | TrialRequest) else _EVENTS
+    adapter = _REQUESTS if isinstance(message, SetUpRequest | PrepareRequest | TrialRequest) else _EVENTS
     # Not by pydantic's own JSON: it turns infinities into null, and stops at names that are no UTF-8.
     plain = adapter.dump_python(message, mode="json")  # type: ignore[arg-type]
     return json.dumps(plain, ensure_ascii=False).encode(errors="replace") + b"\n"

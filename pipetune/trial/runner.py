@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from pipetune.core.facts import WorkloadFacts
-from pipetune.core.measurement import FailureKind, GpuUsage, Measurement, Phase, TrialFailure, TrialOutcome
+from pipetune.core.cache import ReadAhead
+from pipetune.core.facts import Preparation, WorkloadFacts
+from pipetune.core.measurement import FailureKind, Phase, TrialFailure, TrialOutcome
+from pipetune.core.samples import SampleAgreement, SampleComparison, SampleDigests, compare
 from pipetune.core.space import TrialConfig
 from pipetune.core.study import CachePolicy, Isolation, WorkloadSpec
 from pipetune.errors import WorkloadError
-from pipetune.hardware.nvml import GpuSampler
+from pipetune.hardware.host import available_memory_bytes
+from pipetune.trial.gpu_watch import GpuWatch
 from pipetune.trial.guards import classify_exit, describe_exit
 from pipetune.trial.process import HostDiedError, HostProcess
 from pipetune.trial.protocol import (
@@ -20,15 +23,21 @@ from pipetune.trial.protocol import (
     MeasuredEvent,
     MeasureLimits,
     PhaseEvent,
+    PreparedEvent,
+    PrepareRequest,
+    ReadPart,
     ReadyEvent,
     RefusedEvent,
     SetUpRequest,
     TrialRequest,
 )
 
+Answer = MeasuredEvent | PreparedEvent
+"""What a host says to a request that it could serve."""
+
 TICK_S = 0.5
-GPU_COLLECT_S = 3.0
-"""NVML's buffer holds about 14 s of samples; it is read well before they are overwritten."""
+DISTURBED_TRIALS = 1
+"""How often a trial is run again because others used its GPU, or something but its own load slowed it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,13 @@ class TrialRunner(Protocol):
 
     def describe(self) -> WorkloadFacts:
         """Build the workload and read its first sample. Raises WorkloadError with the user's traceback."""
+        ...
+
+    def prepare(self, config: TrialConfig, *, dataset_samples: int | None, warm_s: float) -> Preparation:
+        """Compare samples with and without workers, and read ahead for so many seconds at most.
+
+        `config` says how many workers do it, and in which batches.
+        """
         ...
 
     def run(
@@ -73,6 +89,7 @@ class HostRunner:
         log_folder: Path,
         isolation: Isolation = Isolation.WARM,
         cache: CachePolicy = CachePolicy.WARM,
+        gpu_memory_headroom: float = 0.0,
         timeouts: TrialTimeouts | None = None,
         on_phase: Callable[[Phase], None] | None = None,
     ) -> None:
@@ -82,25 +99,67 @@ class HostRunner:
         self._log_folder = log_folder
         self._isolation = isolation
         self._is_cold = cache is CachePolicy.COLD
+        self._headroom = gpu_memory_headroom
         self._timeouts = timeouts or TrialTimeouts()
         self._on_phase = on_phase or (lambda _: None)
         self._hosts: dict[bool, HostProcess] = {}
         self._started = 0
-        self._gpu: GpuSampler | None = None
-        self._gpu_reason = "no GPU: trials ran on the CPU"
-        self._collected_s = 0.0
+        self._gpu = GpuWatch()
         self._phase = Phase.START
+        self._digests: SampleDigests | None = None
+        self._ahead: ReadAhead | None = None
+        self._samples_read = 0
 
     def describe(self) -> WorkloadFacts:
         """Start the serial host, which stays for the trials without workers."""
-        return self._host(serial=True)[1]
+        _, ready = self._host(serial=True, compare=True)
+        self._digests = ready.digests
+        return ready.facts
+
+    def prepare(self, config: TrialConfig, *, dataset_samples: int | None, warm_s: float) -> Preparation:
+        """Do it in the forking host, which stays for the trials with workers."""
+        digests = self._digests
+        request = PrepareRequest(
+            config=config,
+            indices=digests.indices if digests is not None and digests.indices and not digests.is_random else None,
+            dataset_samples=dataset_samples,
+            seed=self._seed,
+            warm_s=0.0 if self._is_cold else warm_s,
+            memory_bytes=available_memory_bytes() // 2,
+        )
+        answer = self._ask(request, serial=False)
+        if isinstance(answer, TrialFailure):
+            return Preparation(failure=answer)
+        assert isinstance(answer, PreparedEvent)
+        self._ahead = answer.read_ahead
+        return Preparation(comparison=self._comparison(answer.digests), read_ahead=answer.read_ahead)
+
+    def _comparison(self, workers: SampleDigests | None) -> SampleComparison | None:
+        """What the digests say; a difference counts only where building anew does not make one as well."""
+        serial = self._digests
+        if serial is None:
+            return None
+        comparison = compare(serial, workers or serial)
+        if comparison.agreement is not SampleAgreement.DIFFERENT:
+            return comparison
+        host, ready = self._host(serial=True, compare=True, one_thread=True)
+        host.close()
+        del self._hosts[True]
+        return compare(serial, workers or serial, rebuilt=ready.digests)
 
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False
     ) -> TrialOutcome:
         """Measure; a first out-of-memory on the GPU is confirmed once in a fresh host."""
         fresh = fresh or self._isolation is Isolation.PROCESS
-        request = TrialRequest(config=config, limits=limits, compute_only=compute_only, cold=self._is_cold)
+        stays_cold = self._is_cold or (self._ahead is not None and self._ahead.stays_cold)
+        request = TrialRequest(
+            config=config,
+            limits=dataclasses.replace(limits, until_warm=not stays_cold),
+            compute_only=compute_only,
+            cold=self._is_cold,
+            part=self._part(),
+        )
         if not fresh:
             outcome = self._run_warm(request)
             is_memory = isinstance(outcome, TrialFailure) and outcome.kind is FailureKind.GPU_OUT_OF_MEMORY
@@ -118,20 +177,41 @@ class HostRunner:
     def close(self) -> None:
         """End the hosts and leave NVML."""
         self.close_hosts()
-        if self._gpu is not None:
-            self._gpu.close()
+        self._gpu.close()
+
+    def _part(self) -> ReadPart | None:
+        """The samples of the next trial: those in memory, or ones that nobody has read yet."""
+        ahead = self._ahead
+        if ahead is not None and ahead.bounds_samples:
+            return ReadPart(first=0, count=ahead.samples, seed=self._seed)
+        if ahead is not None and ahead.stays_cold:
+            return ReadPart(first=ahead.samples + self._samples_read, count=None, seed=self._seed)
+        return None
 
     def _run_warm(self, request: TrialRequest) -> TrialOutcome:
-        is_serial = request.config.num_workers == 0
+        for _ in range(1 + DISTURBED_TRIALS):
+            answer = self._ask(request, serial=request.config.num_workers == 0)
+            if isinstance(answer, TrialFailure):
+                return answer
+            assert isinstance(answer, MeasuredEvent)
+            self._samples_read += answer.samples
+            own_pids = [host.pid for host in self._hosts.values()]
+            measurement, is_disturbed = self._gpu.completed(answer.measurement, own_pids)
+            if not is_disturbed:
+                break
+        return measurement
+
+    def _ask(self, request: TrialRequest | PrepareRequest, *, serial: bool) -> Answer | TrialFailure:
+        """The answer of a host, which is thrown away where it failed."""
         began = time.monotonic()
         try:
-            host = self._waiting_host(serial=is_serial) or self._host(serial=is_serial)[0]
+            host = self._waiting_host(serial=serial) or self._host(serial=serial)[0]
         except WorkloadError as error:
             return self._set_up_failure(request.config, error, began)
-        outcome = self._trial(host, request)
-        if isinstance(outcome, TrialFailure):
-            self._hosts.pop(is_serial).kill()
-        return outcome
+        answer = self._answer(host, request)
+        if isinstance(answer, TrialFailure):
+            self._hosts.pop(serial).kill()
+        return answer
 
     def _run_fresh(self, request: TrialRequest) -> TrialOutcome:
         # What a resting host holds of the device must not count against this trial.
@@ -159,9 +239,11 @@ class HostRunner:
             return None
         return host
 
-    def _host(self, *, serial: bool) -> tuple[HostProcess, WorkloadFacts]:
+    def _host(self, *, serial: bool, compare: bool = False, one_thread: bool = False) -> tuple[HostProcess, ReadyEvent]:
         if serial in self._hosts:
             self._hosts.pop(serial).close()
+        if not self._hosts:
+            self._gpu.before_any_host()
         self._started += 1
         # A signal between the start of the process and our knowing of it would leave it behind.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -171,8 +253,18 @@ class HostRunner:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         try:
-            host.send(SetUpRequest(spec=self._spec, device=self._device, seed=self._seed, serial=serial))
-            facts = self._wait_until_ready(host)
+            host.send(
+                SetUpRequest(
+                    spec=self._spec,
+                    device=self._device,
+                    seed=self._seed,
+                    serial=serial,
+                    compare=compare,
+                    one_thread=one_thread,
+                    gpu_memory_headroom=self._headroom,
+                )
+            )
+            ready = self._wait_until_ready(host)
         except HostDiedError as died:
             self._hosts.pop(serial).kill()
             raise WorkloadError(
@@ -183,18 +275,17 @@ class HostRunner:
         except WorkloadError:
             self._hosts.pop(serial).kill()
             raise
-        if facts.has_accelerator and self._gpu is None:
-            self._gpu = GpuSampler.open(facts.device_uuid, facts.device_pci_bus_id)
-        return host, facts
+        self._gpu.found(ready.facts)
+        return host, ready
 
-    def _wait_until_ready(self, host: HostProcess) -> WorkloadFacts:
+    def _wait_until_ready(self, host: HostProcess) -> ReadyEvent:
         deadline = time.monotonic() + self._timeouts.set_up_s
         while time.monotonic() < deadline:
             event = host.receive(TICK_S)
             if isinstance(event, PhaseEvent):
                 self._enter(event.phase)
             elif isinstance(event, ReadyEvent):
-                return event.facts
+                return event
             elif isinstance(event, RefusedEvent):
                 raise WorkloadError(event.message, event.traceback_text)
         raise WorkloadError(
@@ -203,11 +294,11 @@ class HostRunner:
             host.log_tail(),
         )
 
-    def _trial(self, host: HostProcess, request: TrialRequest) -> TrialOutcome:
+    def _answer(self, host: HostProcess, request: TrialRequest | PrepareRequest) -> Answer | TrialFailure:
         began = time.monotonic()
         try:
             host.send(request)
-            outcome = self._wait_for_outcome(host, request.config, began)
+            answer = self._wait_for_answer(host, request.config, began)
         except HostDiedError as died:
             tail = host.log_tail()
             return TrialFailure(
@@ -218,18 +309,18 @@ class HostRunner:
                 log_tail=tail,
                 seconds=time.monotonic() - began,
             )
-        if isinstance(outcome, TrialFailure):
-            return dataclasses.replace(outcome, log_tail=host.log_tail())
-        return self._with_gpu(outcome)
+        if isinstance(answer, TrialFailure):
+            return dataclasses.replace(answer, log_tail=host.log_tail())
+        return answer
 
-    def _wait_for_outcome(self, host: HostProcess, config: TrialConfig, began: float) -> TrialOutcome:
+    def _wait_for_answer(self, host: HostProcess, config: TrialConfig, began: float) -> Answer | TrialFailure:
         heard = began
         while True:
             event = host.receive(TICK_S)
             now = time.monotonic()
-            self._collect_gpu(now)
-            if isinstance(event, MeasuredEvent):
-                return event.measurement
+            self._gpu.collect(now)
+            if isinstance(event, MeasuredEvent | PreparedEvent):
+                return event
             if isinstance(event, FailedEvent):
                 return event.failure
             if isinstance(event, PhaseEvent):
@@ -255,23 +346,11 @@ class HostRunner:
         )
 
     def _enter(self, phase: Phase) -> None:
+        if phase is Phase.MEASURE:
+            self._gpu.window_ended()
         if phase is not self._phase:
             self._phase = phase
             self._on_phase(phase)
-
-    def _collect_gpu(self, now: float) -> None:
-        if self._gpu is not None and now - self._collected_s >= GPU_COLLECT_S:
-            self._gpu.collect()
-            self._collected_s = now
-
-    def _with_gpu(self, measurement: Measurement) -> Measurement:
-        usage: GpuUsage | str = self._gpu_reason
-        if self._gpu is not None:
-            self._gpu.collect()
-            usage = self._gpu.usage([(w.began_s, w.began_s + w.seconds) for w in measurement.windows])
-        if isinstance(usage, str):
-            return dataclasses.replace(measurement, gpu=None, gpu_reason=usage)
-        return dataclasses.replace(measurement, gpu=usage, gpu_reason=None)
 
 
 def _last_line(text: str) -> str:

@@ -2,12 +2,10 @@
 
 import copy
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,6 +14,7 @@ from pipetune.training.batch import count_samples, to_device
 from pipetune.training.step import Step
 from pipetune.training.workload import Workload
 from pipetune.trial.device import release_memory
+from pipetune.trial.randomness import seed_everything
 
 
 class Session:
@@ -39,7 +38,7 @@ class Session:
     def begin(self, config: TrialConfig) -> "Training":
         """Restore weights, optimizer and random state, move to the device, release what others left."""
         self.rest()
-        _seed_everything(self._seed)
+        seed_everything(self._seed)
         self.model.load_state_dict(self._model_state)
         self.model.to(self.device)
         for module, mode in zip(self.model.modules(), self._modes, strict=False):
@@ -138,12 +137,6 @@ def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
         return copy.deepcopy(value)
 
     return {key: copied(value) for key, value in state.items()}
-
-
-def _seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - users' augmentations draw from the global generator
-    torch.manual_seed(seed)
 
 
 def check_module(model: object) -> nn.Module:

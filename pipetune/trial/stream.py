@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from pipetune.trial.device import synchronize
+from pipetune.trial.loader import close_iterator
 from pipetune.trial.session import Training
 
 DEATH_NOTICE_S = 0.5
@@ -160,6 +161,4 @@ class Stream:
             iterator = getattr(self.loader, "_iterator", None)
         if hasattr(self.loader, "_iterator"):
             self.loader._iterator = None  # noqa: SLF001 - torch offers no way to close a loader
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        close_iterator(iterator)

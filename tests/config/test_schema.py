@@ -69,6 +69,7 @@ def test_the_least_file_gets_the_documented_defaults(tmp_path):
         storage=None,
         cache=CachePolicy.WARM,
         isolation=Isolation.WARM,
+        gpu_memory_headroom=0.1,
         source=path,
     )
 
@@ -97,6 +98,7 @@ def test_a_whole_file_becomes_core_values(tmp_path):
         storage: sqlite:///study.db
         cache: cold
         isolation: process
+        gpu_memory_headroom: 0.25
         """,
     )
 
@@ -136,6 +138,7 @@ def test_a_whole_file_becomes_core_values(tmp_path):
         storage="sqlite:///study.db",
         cache=CachePolicy.COLD,
         isolation=Isolation.PROCESS,
+        gpu_memory_headroom=0.25,
         source=path,
     )
 
@@ -220,7 +223,7 @@ def test_all_problems_come_in_one_message(tmp_path):
         "line 21: batch_size: unknown key here; did you mean baseline.batch_size or search.batch_size?",
         (
             "line 22: true: unknown key; known here: study, workload, training, baseline, search, objective, "
-            "budget, device, seed, storage, cache or isolation"
+            "budget, device, seed, storage, cache, isolation or gpu_memory_headroom"
         ),
         '--set search.amp.min: search.amp is "bf6" and has no keys',
         '--set device: found "device"; expected key=value',
@@ -578,6 +581,7 @@ def test_other_devices_are_refused(device):
         ("objective", "Weighted", "expected throughput, weighted or pareto; did you mean weighted?"),
         ("cache", "worm", "expected warm or cold; did you mean warm?"),
         ("isolation", ["warm"], "expected warm or process; did you mean warm?"),
+        ("gpu_memory_headroom", 10, "expected a share of the GPU's memory, 0 to 0.9"),
         ("seed", 2**32, "expected a whole number from 0 to 4294967295"),
         ("storage", "", "expected null or an Optuna storage URL"),
         ("storage", 5, "expected null or an Optuna storage URL"),

@@ -44,11 +44,11 @@ def test_batch_norm_sees_another_micro_batch():
     )
 
 
-@pytest.mark.parametrize(("batch", "steps"), [(256, 1), (32, 8)])
-def test_an_unweighted_loss_is_averaged_over_other_micro_batches(batch, steps):
+@pytest.mark.parametrize(("batch", "steps", "words"), [(256, 1, "1 micro-batch"), (32, 8, "8 micro-batches")])
+def test_an_unweighted_loss_is_averaged_over_other_micro_batches(batch, steps, words):
     chosen = trial_config(0, batch_size=batch, accumulation_steps=steps)
     (told,) = training_changes(BASELINE, chosen, traits())
-    assert told.startswith(f"the loss is averaged over {steps} micro-batches a step instead of 4")
+    assert told.startswith(f"the loss is averaged over {words} a step instead of 4")
 
 
 def test_a_weighted_loss_is_the_same_over_any_micro_batches():

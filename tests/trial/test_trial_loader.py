@@ -19,6 +19,7 @@ from torch.utils.data import (
 from pipetune.errors import InputError
 from pipetune.training.workload import Workload
 from pipetune.trial.loader import EndlessSampler, build_loader, rebuild
+from pipetune.trial.protocol import ReadPart
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory:UserWarning",
@@ -184,6 +185,57 @@ def test_a_sampler_that_reshuffles_does_so_in_each_pass():
     assert len({tuple(one) for one in passes}) == 3
 
 
+def test_a_bounded_sampler_ends_after_one_pass_or_sooner():
+    sampler = EndlessSampler([1, 2, 3])
+    sampler.bound(2)
+    assert [list(sampler), list(sampler)] == [[1, 2], [1, 2]]
+    sampler.bound(10)
+    assert list(sampler) == [1, 2, 3]
+    sampler.restart()
+    assert list(islice(sampler, 5)) == [1, 2, 3, 1, 2]
+
+
+# --- a part of the order
+
+
+def indices_read(part, *, batch_size=4, batches=4, **parts):
+    """What a trial without workers reads of a shuffled dataset."""
+    loader, _ = build_loader(workload(shuffle=True, **parts), config(batch_size=batch_size), part)
+    return numbers(islice(loader, batches))
+
+
+def test_a_part_is_the_same_samples_over_and_over():
+    part = ReadPart(first=0, count=8, seed=3)
+    read = indices_read(part, batches=6)
+    assert read[:8] == read[8:16] == read[16:24]
+    assert len(set(read)) == 8
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_every_micro_batch_reads_the_same_part(batch_size):
+    part = ReadPart(first=0, count=8, seed=3)
+    assert indices_read(part, batch_size=batch_size, batches=8 // batch_size) == indices_read(part, batches=2)
+
+
+def test_the_order_of_a_part_does_not_hang_on_what_was_drawn_before():
+    part = ReadPart(first=0, count=8, seed=3)
+    first = indices_read(part)
+    torch.manual_seed(99)
+    assert indices_read(part) == first
+    generator = torch.Generator().manual_seed(5)
+    assert indices_read(part, generator=generator) == indices_read(part, generator=generator)
+    loader, _ = build_loader(workload(shuffle=True), config(), part)
+    random_state = torch.get_rng_state()
+    list(islice(iter(loader.batch_sampler), 2))
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_an_open_part_goes_on_where_the_last_trial_ended_and_round():
+    whole = indices_read(ReadPart(first=0, count=None, seed=3))
+    assert sorted(whole) == list(range(16))
+    assert indices_read(ReadPart(first=8, count=None, seed=3)) == whole[8:] + whole[:8]
+
+
 # --- the epoch's end
 
 
@@ -252,6 +304,22 @@ def test_a_batch_that_was_begun_is_filled():
     assert next(items) == 0
     endless.stop()
     assert list(items) == [1]
+
+
+def test_a_bounded_stream_ends_after_one_pass():
+    loader, endless = build_loader(workload(dataset=Span(0, 6)), config(batch_size=2))
+    endless.bound(100)
+    assert numbers(loader) == list(range(6))
+    endless.bound(2)
+    assert numbers(loader) == list(range(4))
+
+
+def test_the_workers_share_the_batches_of_a_bounded_stream():
+    loader, endless = build_loader(workload(dataset=Span(0, 16), worker_init_fn=narrow), config(2, batch_size=2))
+    endless.bound(4)
+    iterator = iter(loader)
+    assert remaining(iterator) == 4
+    iterator._shutdown_workers()
 
 
 def test_a_stream_that_can_be_read_once_ends():

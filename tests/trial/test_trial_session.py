@@ -1,3 +1,4 @@
+import math
 import random
 
 import numpy as np
@@ -6,6 +7,7 @@ import torch
 from builders import trial_config
 from torch import nn
 
+from pipetune.core.space import Amp
 from pipetune.training.workload import Workload
 from pipetune.trial.session import Session
 
@@ -126,3 +128,50 @@ def test_the_optimizer_keeps_the_models_own_parameters():
     session.begin(trial_config(0))
     held = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
     assert all(a is b for a, b in zip(held, session.model.parameters(), strict=True))
+
+
+# --- skipped steps
+
+
+class Overflowing(nn.Module):
+    """Gives an infinite gradient in the steps that are named."""
+
+    def __init__(self, overflows):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.calls = 0
+        self._overflows = overflows
+
+    def forward(self, batch):
+        self.calls += 1
+        factor = math.inf if self.calls in self._overflows else 1.0
+        return batch * (self.weight - 1.0) + self.weight * 0 + _scaled_gradient(self.weight, factor)
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, factor):
+        ctx.factor = factor
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+def _scaled_gradient(value, factor):
+    return _ScaledGradient.apply(value, factor)
+
+
+@pytest.mark.parametrize("amp", [Amp.FP16, Amp.FP32])
+def test_steps_that_the_scaler_left_out_are_counted(amp):
+    session = session_of(Overflowing({2, 3, 6}))
+    training = session.begin(trial_config(0, batch_size=8, accumulation_steps=1, amp=amp))
+    counted = []
+    for _ in range(7):
+        training.learn(torch.ones(8, 1), None)
+        counted.append(training.skipped_steps())
+    expected = [0, 1, 2, 2, 2, 3, 3] if amp is Amp.FP16 else [0] * 7
+    assert counted == expected
+    # AND the next trial counts its own
+    assert session.begin(trial_config(0, batch_size=8, accumulation_steps=1, amp=amp)).skipped_steps() == 0

@@ -1,0 +1,610 @@
+"""Whether a trial's rates are what training delivers: real trials beside a plain training loop, in turns.
+
+Run: python tests/benchmarks/fidelity.py [--workloads images tokens] [--configs 6] [--repeats 3] [--device cpu|cuda]
+     [--seconds 2] [--epoch-seconds 2] [--threads N] [--seed 0] [--out FILE]
+
+Random points of each built-in workload's search space on this machine. A repeat of a point is one trial (in a warm
+host, as a study runs it) and one plain process, in random order. The plain process is this file again with --plain:
+it shares no code with pipetune but the workload's own dataset, model, loss and optimizer. It times
+
+- steady: in mid-epoch, after all batches that were prefetched at the start, in whole optimizer steps;
+- effective: 3 epochs of `epoch_samples`, from before the first iter() to the end of the last. The trial's effective
+  rate is reckoned for the same 3 epochs.
+
+Kernel choice and the first steps of a process are in neither. Error is that of the medians over all repeats; spread
+is half the range of the plain loop's repeats over their median; a point is within where |error| is at most 2 % or
+the spread, whichever is larger. On a GPU machine that ends commands early, run one workload a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the plain process must not load what it is compared with
+    from pipetune.core.space import SearchSpace, TrialConfig
+    from pipetune.core.study import WorkloadSpec
+    from pipetune.trial.runner import HostRunner
+
+EPOCHS = 3
+TOLERANCE_PERCENT = 2.0
+WARM_UP_S = 1.0
+WARM_UP_STEPS = 2
+LEAST_STEPS = 3
+"""Optimizer steps of the steady stretch, at least."""
+LEAST_EPOCH_STEPS = 2
+ENDLESS = 2**40
+DRAWS = 500
+PLAIN_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How large a workload is on one kind of device; slower optimizer steps than `step_limit_s` are not measured."""
+
+    options: dict[str, Any]
+    effective_batch_size: int
+    step_limit_s: float
+
+
+SETTINGS = {
+    "cpu": {
+        "images": Setting(
+            options={
+                "images": 300,
+                "image_size": [320, 240],
+                "virtual_length": 20_000,
+                "crop": 64,
+                "depth": 10,
+                "width": 8,
+                "classes": 10,
+            },
+            effective_batch_size=64,
+            step_limit_s=0.4,
+        ),
+        "tokens": Setting(
+            options={
+                "tokens": 1_000_000,
+                "virtual_length": 100_000,
+                "block_size": 64,
+                "preset": "nano",
+                "vocabulary": 512,
+            },
+            effective_batch_size=64,
+            step_limit_s=0.4,
+        ),
+        "memory_images": Setting(
+            options={"images": 5000, "depth": 10, "width": 8}, effective_batch_size=128, step_limit_s=0.4
+        ),
+        "tabular": Setting(
+            options={"rows": 200_000, "width": 64, "layers": 2}, effective_batch_size=1024, step_limit_s=0.4
+        ),
+        "synthetic": Setting(
+            options={"length": 20_000, "cpu_ms": 0.2, "wait_ms": 1, "wait_ms_max": 4},
+            effective_batch_size=64,
+            step_limit_s=0.4,
+        ),
+    },
+    "cuda": {
+        "images": Setting(
+            options={"images": 1000, "virtual_length": 200_000, "crop": 224, "depth": 50, "classes": 1000},
+            effective_batch_size=256,
+            step_limit_s=1.3,
+        ),
+        "tokens": Setting(options={"virtual_length": 100_000}, effective_batch_size=64, step_limit_s=1.3),
+    },
+}
+
+
+# The plain side: nothing of pipetune's is used below but the workload's build function.
+
+
+class PlainLoop:
+    """Training as people write it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        import torch
+
+        torch.manual_seed(job["seed"])
+        self.torch = torch
+        self.workload = importlib.import_module(f"pipetune.workloads.{job['workload']}").build(**job["options"])
+        self.device = torch.device(job["device"])
+        self.model = self.workload.model.to(self.device).train()
+        self.optimizer = self.workload.optimizer(self.model)
+
+    def configure(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.accumulation = config["accumulation_steps"]
+        self.effective = config["batch_size"] * self.accumulation
+        self.dtype = {"fp32": None, "bf16": self.torch.bfloat16, "fp16": self.torch.float16}[config["amp"]]
+        self.scaler = self.torch.amp.GradScaler(self.device.type, enabled=config["amp"] == "fp16")
+
+    def loader(self, samples: int) -> Any:
+        data = self.torch.utils.data
+        with_workers = {}
+        if self.config["num_workers"] > 0:
+            with_workers = {name: self.config[name] for name in ("prefetch_factor", "persistent_workers")}
+        return data.DataLoader(
+            self.workload.dataset,
+            batch_size=self.config["batch_size"],
+            # A shortened epoch of the same dataset: it draws its order over all of it, as the full one does.
+            sampler=data.RandomSampler(self.workload.dataset, num_samples=samples),
+            num_workers=self.config["num_workers"],
+            pin_memory=self.config["pin_memory"],
+            collate_fn=self.workload.collate_fn,
+            drop_last=True,
+            **with_workers,
+        )
+
+    def train_on(self, batch: Any, *, is_last: bool) -> None:
+        """One micro-batch; the optimizer steps after the last of a group."""
+        pinned = self.config["pin_memory"]
+        if isinstance(batch, list | tuple):
+            batch = [part.to(self.device, non_blocking=pinned) for part in batch]
+        else:
+            batch = batch.to(self.device, non_blocking=pinned)
+        with self.torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
+            loss = self.workload.loss(self.model, batch) / self.accumulation
+        self.scaler.scale(loss).backward()
+        if is_last:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_step(self, batches: Any) -> None:
+        for number in range(1, self.accumulation + 1):
+            self.train_on(next(batches), is_last=number == self.accumulation)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize()
+
+    def steady_rate(self, seconds: float) -> float:
+        """Samples per second in the middle of an epoch that does not end."""
+        batches = iter(self.loader(ENDLESS))
+        prefetched = self.config["num_workers"] * (self.config["prefetch_factor"] or 0)
+        began, steps = time.perf_counter(), 0
+        while (
+            steps < WARM_UP_STEPS or steps * self.accumulation < prefetched or time.perf_counter() - began < WARM_UP_S
+        ):
+            self.optimizer_step(batches)
+            steps += 1
+        self.synchronize()
+        began, steps = time.perf_counter(), 0
+        while steps < LEAST_STEPS or time.perf_counter() - began < seconds:
+            self.optimizer_step(batches)
+            steps += 1
+        self.synchronize()
+        rate = steps * self.effective / (time.perf_counter() - began)
+        del batches
+        gc.collect()  # its workers are gone before the next loader starts its own
+        return rate
+
+    def effective_rate(self, epoch_samples: int) -> float:
+        """Samples per second over whole epochs, their starts included."""
+        loader = self.loader(epoch_samples)
+        self.synchronize()
+        began = time.perf_counter()
+        for _ in range(EPOCHS):
+            for number, batch in enumerate(loader, start=1):
+                self.train_on(batch, is_last=number % self.accumulation == 0)
+        self.synchronize()
+        return EPOCHS * epoch_samples / (time.perf_counter() - began)
+
+    def sample_seconds(self) -> float:
+        """What reading one sample costs in this process."""
+        length = len(self.workload.dataset)
+        began, read = time.perf_counter(), 0
+        while read < 8 or time.perf_counter() - began < 0.2:
+            self.workload.dataset[read * 7919 % length]
+            read += 1
+        return (time.perf_counter() - began) / read
+
+    def step_seconds(self, batch_size: int) -> float:
+        """What training on one micro-batch costs, the second time."""
+        collate = self.workload.collate_fn or self.torch.utils.data.default_collate
+        batch = collate([self.workload.dataset[index] for index in range(batch_size)])
+        for _ in range(2):
+            self.synchronize()
+            began = time.perf_counter()
+            self.train_on(batch, is_last=True)
+            self.synchronize()
+        return time.perf_counter() - began
+
+
+def plain(job: dict[str, Any]) -> dict[str, Any]:
+    """What one plain process answers."""
+    loop = PlainLoop(job)
+    if job["task"] == "probe":
+        return plain_probe(loop, job)
+    loop.configure(job["config"])
+    steady = loop.steady_rate(job["seconds"])
+    epoch_samples = job["epoch_samples"] or loop.effective * max(
+        LEAST_EPOCH_STEPS, round(steady * job["epoch_seconds"] / loop.effective)
+    )
+    return {"steady": steady, "effective": loop.effective_rate(epoch_samples), "epoch_samples": epoch_samples}
+
+
+def plain_probe(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
+    """Costs to foretell from: a sample, and a micro-batch of the smallest and the largest size in each precision."""
+    began = time.perf_counter()
+    costs = {"sample_s": loop.sample_seconds(), "steps_s": {}}
+    for amp in job["amps"]:
+        loop.configure({"batch_size": 1, "accumulation_steps": 1, "amp": amp, "pin_memory": False})
+        costs["steps_s"][amp] = [(size, loop.step_seconds(size)) for size in job["batch_sizes"]]
+    return costs | {"probe_s": time.perf_counter() - began}
+
+
+# The measured side.
+
+
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """One point, and what both sides said of it."""
+
+    workload: str
+    config: TrialConfig
+    step_s: float
+    epoch_samples: int | None = None
+    trials: list[Any] = field(default_factory=list)
+    plain_steady: list[float] = field(default_factory=list)
+    plain_effective: list[float] = field(default_factory=list)
+    failure: str | None = None
+
+    def trial_rates(self, kind: str) -> list[float]:
+        from pipetune.core.throughput import TrainingPlan
+
+        if kind == "steady":
+            return [trial.steady().value for trial in self.trials]
+        plan = TrainingPlan(
+            effective_batch_size=self.config.effective_batch_size,
+            epochs=EPOCHS,
+            epoch_samples=self.epoch_samples or self.config.effective_batch_size,
+        )
+        return [trial.effective(plan).value for trial in self.trials]
+
+    def plain_rates(self, kind: str) -> list[float]:
+        return self.plain_steady if kind == "steady" else self.plain_effective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the whole run has in common."""
+
+    device: str
+    seconds: float
+    epoch_seconds: float
+    seed: int
+    repeats: int
+
+    def setting(self, workload: str) -> Setting:
+        return SETTINGS[self.device][workload]
+
+    def spec(self, workload: str) -> WorkloadSpec:
+        from pipetune.core.study import WorkloadSpec
+
+        return WorkloadSpec(target=f"builtin:{workload}", options=self.setting(workload).options, folder=".")
+
+    def runner(self, workload: str, logs: Path) -> HostRunner:
+        from pipetune.trial.runner import HostRunner
+
+        return HostRunner(self.spec(workload), device=self.device, seed=self.seed, log_folder=logs)
+
+    def ask_plain(self, workload: str, **job: Any) -> dict[str, Any]:
+        """Run this file as a plain process; raises RuntimeError with what it printed where that fails."""
+        job |= {
+            "workload": workload,
+            "options": self.setting(workload).options,
+            "device": self.device,
+            "seed": self.seed,
+        }
+        done = subprocess.run(
+            [sys.executable, __file__, "--plain", json.dumps(job)],
+            capture_output=True,
+            text=True,
+            timeout=PLAIN_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"the plain process ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def space_of(bench: Bench, workload: str, logs: Path) -> SearchSpace:
+    """The search space that a study of this workload has on this machine."""
+    from pipetune.core.space import DeclaredSpace, MachineLimits, resolve
+    from pipetune.hardware.environment import profile
+
+    runner = bench.runner(workload, logs)
+    try:
+        facts = runner.describe()
+    finally:
+        runner.close()
+    limits = MachineLimits(
+        cpus_usable=profile().cpus_usable,
+        has_accelerator=facts.has_accelerator,
+        amps=facts.amps,
+        epochs=EPOCHS,
+        largest_batch=facts.dataset_samples,
+        fixed_batch=facts.fixed_batch,
+    )
+    return resolve(DeclaredSpace(), limits, effective_batch_size=bench.setting(workload).effective_batch_size)
+
+
+def drawn(space: SearchSpace, rng: random.Random) -> TrialConfig:
+    """A point, knob by knob: drawing among all points would hardly ever give 0 workers."""
+    from pipetune.core.space import TrialConfig
+
+    workers, batch = rng.choice(space.num_workers), rng.choice(space.batch_size)
+    return TrialConfig(
+        num_workers=workers,
+        prefetch_factor=rng.choice(space.prefetch_factor) if workers else None,
+        pin_memory=rng.choice(space.pin_memory),
+        persistent_workers=bool(workers) and rng.choice(space.persistent_workers),
+        batch_size=batch,
+        accumulation_steps=space.effective_batch_size // batch,
+        amp=rng.choice(space.amp),
+    )
+
+
+def predicted_step_s(config: TrialConfig, costs: dict[str, Any], *, on_cpu: bool) -> float:
+    """Seconds of an optimizer step, on the safe side: on a CPU nothing overlaps."""
+    (small, small_s), (large, large_s) = costs["steps_s"][config.amp.value]
+    slope = (large_s - small_s) / (large - small) if large > small else 0.0
+    compute = config.accumulation_steps * (small_s + slope * (config.batch_size - small))
+    data = config.effective_batch_size * costs["sample_s"] / max(1, config.num_workers)
+    return data + compute if on_cpu or config.num_workers == 0 else max(data, compute)
+
+
+def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Case], float]:
+    """Affordable points, and what it takes to start a plain process; says which were left out and why."""
+    say(f"{workload}: building it, timing a sample and a step")
+    space = space_of(bench, workload, logs)
+    began = time.monotonic()
+    ends = (space.batch_size[0], space.batch_size[-1])
+    costs = bench.ask_plain(workload, task="probe", amps=[amp.value for amp in space.amp], batch_sizes=ends)
+    start_s = time.monotonic() - began - costs["probe_s"]
+    rng = random.Random(f"{bench.seed} {workload}")
+    limit_s = bench.setting(workload).step_limit_s
+    chosen: dict[TrialConfig, Case] = {}
+    rejected: dict[TrialConfig, float] = {}
+    for _ in range(DRAWS):
+        config = drawn(space, rng)
+        step_s = predicted_step_s(config, costs, on_cpu=bench.device == "cpu")
+        if step_s > limit_s:
+            rejected[config] = step_s
+        else:
+            chosen.setdefault(config, Case(workload=workload, config=config, step_s=step_s))
+        if len(chosen) == count:
+            break
+    say(f"  {len(space)} points; a sample {1000 * costs['sample_s']:.2f} ms, a process {start_s:.1f} s")
+    for config, step_s in rejected.items():
+        say(f"  rejected {config.label()}: too slow, an optimizer step would take {step_s:.2f} s (limit {limit_s:g})")
+    for config in chosen:
+        say(f"  chosen   {config.label()}")
+    return list(chosen.values()), start_s
+
+
+def estimated_s(bench: Bench, case: Case, start_s: float) -> float:
+    """Seconds of one repeat: a trial, then a plain process."""
+    epoch_start_s = 0.3 if bench.device == "cpu" else 1.5
+    trial = 1.0 + max(bench.seconds, 2 * case.step_s) + 4 * case.step_s + 2 * epoch_start_s
+    epochs = EPOCHS * (max(bench.epoch_seconds, LEAST_EPOCH_STEPS * case.step_s) + epoch_start_s)
+    plain_s = start_s + WARM_UP_S + 2 * case.step_s + max(bench.seconds, LEAST_STEPS * case.step_s) + epochs
+    return trial + plain_s
+
+
+def measure_trial(bench: Bench, runner: HostRunner, case: Case) -> None:
+    from pipetune.core.measurement import TrialFailure
+    from pipetune.trial.protocol import MeasureLimits
+
+    limits = replace(MeasureLimits(), min_s=bench.seconds, max_s=bench.seconds)
+    outcome = runner.run(case.config, limits)
+    if isinstance(outcome, TrialFailure):
+        case.failure = outcome.headline()
+    else:
+        case.trials.append(outcome)
+
+
+def measure_plain(bench: Bench, case: Case) -> None:
+    config = {
+        name: getattr(case.config, name)
+        for name in (
+            "num_workers",
+            "prefetch_factor",
+            "pin_memory",
+            "persistent_workers",
+            "batch_size",
+            "accumulation_steps",
+        )
+    }
+    try:
+        answer = bench.ask_plain(
+            case.workload,
+            task="measure",
+            config=config | {"amp": case.config.amp.value},
+            seconds=bench.seconds,
+            epoch_seconds=bench.epoch_seconds,
+            epoch_samples=case.epoch_samples,
+        )
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        case.failure = str(error).splitlines()[-1]
+        return
+    case.epoch_samples = answer["epoch_samples"]
+    case.plain_steady.append(answer["steady"])
+    case.plain_effective.append(answer["effective"])
+
+
+def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) -> None:
+    """All repeats of one workload's points, points and sides in random order."""
+    rng = random.Random(f"{bench.seed} order {cases[0].workload}")
+    runner = bench.runner(cases[0].workload, logs)
+    try:
+        for repeat in range(1, bench.repeats + 1):
+            for case in rng.sample(cases, len(cases)):
+                sides = [
+                    functools.partial(measure_trial, bench, runner, case),
+                    functools.partial(measure_plain, bench, case),
+                ]
+                for side in rng.sample(sides, 2):
+                    if case.failure is None:
+                        side()
+                say(f"[{time.monotonic() - began:5.0f} s] {told(case, repeat)}")
+    finally:
+        runner.close()
+
+
+def told(case: Case, repeat: int) -> str:
+    name = f"repeat {repeat}: {case.workload} {case.config.label()}"
+    if case.failure is not None:
+        return f"{name}: {case.failure}"
+    ratios = ", ".join(
+        f"{kind} {case.trial_rates(kind)[-1]:,.0f} / {case.plain_rates(kind)[-1]:,.0f}"
+        for kind in ("steady", "effective")
+    )
+    return f"{name}: {ratios}"
+
+
+def spread_percent(rates: list[float]) -> float:
+    """Half the range over the median."""
+    return 50 * (max(rates) - min(rates)) / median(rates)
+
+
+def error_percent(case: Case, kind: str) -> float:
+    return 100 * (median(case.trial_rates(kind)) / median(case.plain_rates(kind)) - 1)
+
+
+def is_within(case: Case, kind: str) -> bool:
+    if case.failure is not None:
+        return False
+    return abs(error_percent(case, kind)) <= max(TOLERANCE_PERCENT, spread_percent(case.plain_rates(kind)))
+
+
+def table(cases: list[Case], kind: str) -> list[str]:
+    head = f"{'workload':<15}{'configuration':<34}{'pipetune':>11}{'plain':>11}{'error %':>9}{'spread %':>10}"
+    lines = [f"{kind} rate, samples/s", f"{head}{'(trials)':>10}  verdict"]
+    for case in cases:
+        name = f"{case.workload:<15}{case.config.label():<34}"
+        if case.failure is not None:
+            lines.append(f"{name}failed: {case.failure}")
+            continue
+        ours, theirs = case.trial_rates(kind), case.plain_rates(kind)
+        lines.append(
+            f"{name}{median(ours):>11,.1f}{median(theirs):>11,.1f}{error_percent(case, kind):>+9.1f}"
+            f"{spread_percent(theirs):>10.1f}{spread_percent(ours):>10.1f}"
+            f"  {'within' if is_within(case, kind) else 'OUTSIDE'}"
+        )
+    return [*lines, f"{sum(is_within(case, kind) for case in cases)} of {len(cases)} within", ""]
+
+
+def repeats(cases: list[Case]) -> list[str]:
+    lines = ["repeats: pipetune / plain, samples/s"]
+    for case in cases:
+        for kind in ("steady", "effective"):
+            ours, theirs = (
+                " ".join(f"{rate:.1f}" for rate in rates) for rates in (case.trial_rates(kind), case.plain_rates(kind))
+            )
+            samples = f" ({EPOCHS} epochs of {case.epoch_samples})" if kind == "effective" else ""
+            lines.append(f"{case.workload} {case.config.label()}, {kind}{samples}: {ours} / {theirs}")
+    return [*lines, ""]
+
+
+def header(bench: Bench) -> list[str]:
+    from pipetune.hardware.environment import profile, versions
+
+    hardware = profile()
+    gpu = ", ".join(gpu.name for gpu in hardware.gpus) or "no GPU"
+    threads = os.environ.get("OMP_NUM_THREADS", "as torch sets them")
+    return [
+        f"fidelity of trials, {time.strftime('%Y-%m-%d %H:%M')}, {bench.device}, seed {bench.seed}",
+        f"{hardware.cpu_model}, {hardware.cpus_usable} CPUs usable; {gpu}",
+        ", ".join(f"{name} {version}" for name, version in versions().items()),
+        f"{bench.repeats} repeats, {bench.seconds:g} s of windows, {EPOCHS} epochs of {bench.epoch_seconds:g} s or so",
+        f"threads: {threads}; load average at the end: {os.getloadavg()[0]:.1f}",
+        "spread: half the range of the repeats over their median",
+        f"within: |error| is at most {TOLERANCE_PERCENT:g} % or the plain loop's spread, whichever is larger",
+        "",
+    ]
+
+
+def run(bench: Bench, workloads: list[str], count: int) -> str:
+    began = time.monotonic()
+    with TemporaryDirectory() as folder:
+        logs = Path(folder)
+        chosen = {workload: choose(bench, workload, count, logs) for workload in workloads}
+        estimate = sum(
+            2 * start_s + bench.repeats * sum(estimated_s(bench, case, start_s) for case in cases)
+            for cases, start_s in chosen.values()
+        )
+        say(f"estimate: {estimate / 60:.1f} min from here on, besides {time.monotonic() - began:.0f} s so far")
+        for cases, _ in chosen.values():
+            measure_workload(bench, cases, logs, began)
+    cases = [case for cases, _ in chosen.values() for case in cases]
+    within = sum(is_within(case, kind) for case in cases for kind in ("steady", "effective"))
+    lines = [*header(bench), *table(cases, "steady"), *table(cases, "effective"), *repeats(cases)]
+    return "\n".join(
+        [*lines, f"{within} of {2 * len(cases)} within; it took {(time.monotonic() - began) / 60:.1f} min"]
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(SETTINGS["cpu"]), help="default: all that the device has"
+    )
+    parser.add_argument("--configs", type=int, default=6, help="points of each workload")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of steady measuring, on each side")
+    parser.add_argument("--epoch-seconds", type=float, default=2.0, help="of an epoch, without its start")
+    parser.add_argument("--threads", type=int, help="of torch, on both sides; default: as torch sets them")
+    parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file for the tables")
+    parser.add_argument("--plain", metavar="JSON", help="be the plain process (used by the benchmark itself)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    if given.plain is not None:
+        print(json.dumps(plain(json.loads(given.plain))))
+        return
+    if given.threads is not None:
+        # Inherited by trial hosts and plain processes alike.
+        os.environ |= {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
+    bench = Bench(
+        device=given.device,
+        seconds=given.seconds,
+        epoch_seconds=given.epoch_seconds,
+        seed=given.seed,
+        repeats=given.repeats,
+    )
+    unknown = set(given.workloads or ()) - set(SETTINGS[given.device])
+    if unknown:
+        raise SystemExit(f"on {given.device} there is no setting for {', '.join(sorted(unknown))}")
+    text = run(bench, given.workloads or list(SETTINGS[given.device]), given.configs)
+    print(text)
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
