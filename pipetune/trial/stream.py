@@ -68,9 +68,13 @@ class Stream:
     def fetch(self) -> Any:
         """The next batch, or this very object at the end of the epoch."""
         assert self._iterator is not None
-        asked = self.now()
+        asked_s = self.now()
         batch = next(self._iterator, self)
-        self.wait_s += self.now() - asked
+        got_s = self.now()
+        self.wait_s += got_s - asked_s
+        if got_s - self._signed_s >= SIGN_OF_LIFE_S:
+            self._signed_s = got_s
+            self._sign_of_life()
         return batch
 
     def train_on(self, batch: Any) -> bool:
@@ -84,10 +88,6 @@ class Stream:
         self.last_batch, self.last_samples = batch, samples
         self.samples += samples
         self.batches += 1
-        now = self.now()
-        if now - self._signed_s >= SIGN_OF_LIFE_S:
-            self._signed_s = now
-            self._sign_of_life()
         return True
 
     def train_batches(self, count: int) -> None:

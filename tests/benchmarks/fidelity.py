@@ -4,12 +4,13 @@ Run: python tests/benchmarks/fidelity.py [--workloads images tokens] [--configs 
      [--seconds 2] [--epoch-seconds 2] [--threads N] [--seed 0] [--out FILE]
 
 Random points of each built-in workload's search space on this machine. A repeat of a point is one trial (in a warm
-host, as a study runs it) and one plain process, in random order. The plain process is this file again with --plain:
-it shares no code with pipetune but the workload's own dataset, model, loss and optimizer. It times
+host, as a study runs it) and plain loops, in random order. Each repeat has a plain process of its own, which is this
+file again with --plain: it shares no code with pipetune but the workload's own dataset, model, loss and optimizer.
+It times
 
 - steady: in mid-epoch, after all batches that were prefetched at the start, in whole optimizer steps;
 - effective: 3 epochs of `epoch_samples`, from before the first iter() to the end of the last. The trial's effective
-  rate is reckoned for the same 3 epochs.
+  rate is reckoned for the same 3 epochs. How many samples they have follows from the time that a step was foretold.
 
 Kernel choice and the first steps of a process are in neither. Error is that of the medians over all repeats; spread
 is half the range of the plain loop's repeats over their median; a point is within where |error| is at most 2 % or
@@ -19,6 +20,7 @@ the spread, whichever is larger. On a GPU machine that ends commands early, run 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
 import importlib
@@ -27,11 +29,12 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the plain process must not load what it is compared with
@@ -43,6 +46,8 @@ EPOCHS = 3
 TOLERANCE_PERCENT = 2.0
 WARM_UP_S = 1.0
 WARM_UP_STEPS = 2
+MOST_TIMES = 3
+"""A trial that does not settle takes this many times the seconds that it takes at least."""
 LEAST_STEPS = 3
 """Optimizer steps of the steady stretch, at least."""
 LEAST_EPOCH_STEPS = 2
@@ -225,17 +230,21 @@ class PlainLoop:
         return time.perf_counter() - began
 
 
-def plain(job: dict[str, Any]) -> dict[str, Any]:
-    """What one plain process answers."""
-    loop = PlainLoop(job)
-    if job["task"] == "probe":
-        return plain_probe(loop, job)
+def plain() -> None:
+    """Be a plain process: build what the first line names, then answer one job a line."""
+    loop = PlainLoop(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        job = json.loads(line)
+        print(json.dumps(plain_probe(loop, job) if job["task"] == "probe" else plain_rates(loop, job)), flush=True)
+
+
+def plain_rates(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
+    """The steady rate of a point, then its rate over whole epochs."""
     loop.configure(job["config"])
+    if loop.device.type == "cuda":
+        loop.torch.cuda.empty_cache()
     steady = loop.steady_rate(job["seconds"])
-    epoch_samples = job["epoch_samples"] or loop.effective * max(
-        LEAST_EPOCH_STEPS, round(steady * job["epoch_seconds"] / loop.effective)
-    )
-    return {"steady": steady, "effective": loop.effective_rate(epoch_samples), "epoch_samples": epoch_samples}
+    return {"steady": steady, "effective": loop.effective_rate(job["epoch_samples"])}
 
 
 def plain_probe(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +267,7 @@ class Case:
     workload: str
     config: TrialConfig
     step_s: float
-    epoch_samples: int | None = None
+    epoch_samples: int
     trials: list[Any] = field(default_factory=list)
     plain_steady: list[float] = field(default_factory=list)
     plain_effective: list[float] = field(default_factory=list)
@@ -272,7 +281,7 @@ class Case:
         plan = TrainingPlan(
             effective_batch_size=self.config.effective_batch_size,
             epochs=EPOCHS,
-            epoch_samples=self.epoch_samples or self.config.effective_batch_size,
+            epoch_samples=self.epoch_samples,
         )
         return [trial.effective(plan).value for trial in self.trials]
 
@@ -303,24 +312,58 @@ class Bench:
 
         return HostRunner(self.spec(workload), device=self.device, seed=self.seed, log_folder=logs)
 
-    def ask_plain(self, workload: str, **job: Any) -> dict[str, Any]:
-        """Run this file as a plain process; raises RuntimeError with what it printed where that fails."""
-        job |= {
-            "workload": workload,
-            "options": self.setting(workload).options,
-            "device": self.device,
-            "seed": self.seed,
-        }
-        done = subprocess.run(
-            [sys.executable, __file__, "--plain", json.dumps(job)],
-            capture_output=True,
-            text=True,
-            timeout=PLAIN_TIMEOUT_S,
-            check=False,
+    def plain(self, workload: str) -> PlainProcess:
+        return PlainProcess(
+            {
+                "workload": workload,
+                "options": self.setting(workload).options,
+                "device": self.device,
+                "seed": self.seed,
+            }
         )
-        if done.returncode != 0:
-            raise RuntimeError(f"the plain process ended with {done.returncode}: {done.stderr.strip()[-800:]}")
-        return json.loads(done.stdout.splitlines()[-1])
+
+
+class PlainProcess:
+    """This file again, as a plain process that serves the points of one repeat."""
+
+    def __init__(self, build: dict[str, Any]) -> None:
+        self._log = TemporaryFile("w+")  # noqa: SIM115 - closed in close()
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--plain"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self._send(build)
+
+    def ask(self, **job: Any) -> dict[str, Any]:
+        """Raises RuntimeError with what it printed last where it ends, or takes too long and is ended."""
+        watch = threading.Timer(PLAIN_TIMEOUT_S, self._process.kill)
+        watch.start()
+        try:
+            self._send(job)
+            assert self._process.stdout is not None
+            answer = self._process.stdout.readline()
+        finally:
+            watch.cancel()
+        if not answer:
+            self._log.seek(0)
+            raise RuntimeError(f"the plain process ended: {self._log.read().strip()[-800:]}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._process.wait()
+        self._log.close()
+
+    def _send(self, job: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
 
 
 def say(text: str) -> None:
@@ -379,7 +422,8 @@ def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Ca
     space = space_of(bench, workload, logs)
     began = time.monotonic()
     ends = (space.batch_size[0], space.batch_size[-1])
-    costs = bench.ask_plain(workload, task="probe", amps=[amp.value for amp in space.amp], batch_sizes=ends)
+    with contextlib.closing(bench.plain(workload)) as process:
+        costs = process.ask(task="probe", amps=[amp.value for amp in space.amp], batch_sizes=ends)
     start_s = time.monotonic() - began - costs["probe_s"]
     rng = random.Random(f"{bench.seed} {workload}")
     limit_s = bench.setting(workload).step_limit_s
@@ -391,7 +435,11 @@ def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Ca
         if step_s > limit_s:
             rejected[config] = step_s
         else:
-            chosen.setdefault(config, Case(workload=workload, config=config, step_s=step_s))
+            steps = max(LEAST_EPOCH_STEPS, round(bench.epoch_seconds / step_s))
+            epoch_samples = steps * config.effective_batch_size
+            chosen.setdefault(
+                config, Case(workload=workload, config=config, step_s=step_s, epoch_samples=epoch_samples)
+            )
         if len(chosen) == count:
             break
     say(f"  {len(space)} points; a sample {1000 * costs['sample_s']:.2f} ms, a process {start_s:.1f} s")
@@ -402,12 +450,12 @@ def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Ca
     return list(chosen.values()), start_s
 
 
-def estimated_s(bench: Bench, case: Case, start_s: float) -> float:
-    """Seconds of one repeat: a trial, then a plain process."""
+def estimated_s(bench: Bench, case: Case) -> float:
+    """Seconds of one repeat: a trial, then the plain loops."""
     epoch_start_s = 0.3 if bench.device == "cpu" else 1.5
-    trial = 1.0 + max(bench.seconds, 2 * case.step_s) + 4 * case.step_s + 2 * epoch_start_s
+    trial = 1.0 + max(MOST_TIMES / 2 * bench.seconds, 2 * case.step_s) + 4 * case.step_s + 2 * epoch_start_s
     epochs = EPOCHS * (max(bench.epoch_seconds, LEAST_EPOCH_STEPS * case.step_s) + epoch_start_s)
-    plain_s = start_s + WARM_UP_S + 2 * case.step_s + max(bench.seconds, LEAST_STEPS * case.step_s) + epochs
+    plain_s = WARM_UP_S + 2 * case.step_s + max(bench.seconds, LEAST_STEPS * case.step_s) + epochs
     return trial + plain_s
 
 
@@ -415,7 +463,7 @@ def measure_trial(bench: Bench, runner: HostRunner, case: Case) -> None:
     from pipetune.core.measurement import TrialFailure
     from pipetune.trial.protocol import MeasureLimits
 
-    limits = replace(MeasureLimits(), min_s=bench.seconds, max_s=bench.seconds)
+    limits = MeasureLimits(min_s=bench.seconds, max_s=MOST_TIMES * bench.seconds, epoch_samples=case.epoch_samples)
     outcome = runner.run(case.config, limits)
     if isinstance(outcome, TrialFailure):
         case.failure = outcome.headline()
@@ -423,7 +471,7 @@ def measure_trial(bench: Bench, runner: HostRunner, case: Case) -> None:
         case.trials.append(outcome)
 
 
-def measure_plain(bench: Bench, case: Case) -> None:
+def measure_plain(bench: Bench, process: PlainProcess, case: Case) -> None:
     config = {
         name: getattr(case.config, name)
         for name in (
@@ -436,18 +484,15 @@ def measure_plain(bench: Bench, case: Case) -> None:
         )
     }
     try:
-        answer = bench.ask_plain(
-            case.workload,
+        answer = process.ask(
             task="measure",
             config=config | {"amp": case.config.amp.value},
             seconds=bench.seconds,
-            epoch_seconds=bench.epoch_seconds,
             epoch_samples=case.epoch_samples,
         )
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+    except RuntimeError as error:
         case.failure = str(error).splitlines()[-1]
         return
-    case.epoch_samples = answer["epoch_samples"]
     case.plain_steady.append(answer["steady"])
     case.plain_effective.append(answer["effective"])
 
@@ -458,15 +503,16 @@ def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) 
     runner = bench.runner(cases[0].workload, logs)
     try:
         for repeat in range(1, bench.repeats + 1):
-            for case in rng.sample(cases, len(cases)):
-                sides = [
-                    functools.partial(measure_trial, bench, runner, case),
-                    functools.partial(measure_plain, bench, case),
-                ]
-                for side in rng.sample(sides, 2):
-                    if case.failure is None:
-                        side()
-                say(f"[{time.monotonic() - began:5.0f} s] {told(case, repeat)}")
+            with contextlib.closing(bench.plain(cases[0].workload)) as process:
+                for case in rng.sample(cases, len(cases)):
+                    sides = [
+                        functools.partial(measure_trial, bench, runner, case),
+                        functools.partial(measure_plain, bench, process, case),
+                    ]
+                    for side in rng.sample(sides, 2):
+                        if case.failure is None:
+                            side()
+                    say(f"[{time.monotonic() - began:5.0f} s] {told(case, repeat)}")
     finally:
         runner.close()
 
@@ -550,7 +596,7 @@ def run(bench: Bench, workloads: list[str], count: int) -> str:
         logs = Path(folder)
         chosen = {workload: choose(bench, workload, count, logs) for workload in workloads}
         estimate = sum(
-            2 * start_s + bench.repeats * sum(estimated_s(bench, case, start_s) for case in cases)
+            2 * start_s + bench.repeats * (start_s + sum(estimated_s(bench, case) for case in cases))
             for cases, start_s in chosen.values()
         )
         say(f"estimate: {estimate / 60:.1f} min from here on, besides {time.monotonic() - began:.0f} s so far")
@@ -577,14 +623,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the tables")
-    parser.add_argument("--plain", metavar="JSON", help="be the plain process (used by the benchmark itself)")
+    parser.add_argument("--plain", action="store_true", help="be the plain process (used by the benchmark itself)")
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
-    if given.plain is not None:
-        print(json.dumps(plain(json.loads(given.plain))))
+    if given.plain:
+        plain()
         return
     if given.threads is not None:
         # Inherited by trial hosts and plain processes alike.
