@@ -36,7 +36,7 @@ DOORS = {
     "yaml": {"config/yaml.py"},
     "pydantic": {"config/schema.py", "trial/protocol.py", "storage/study_store.py"},
     "typer": {"cli/main.py", "cli/tune.py", "cli/validate.py", "cli/show.py"},
-    "scipy": {"core/throughput.py", "trial/host.py"},
+    "scipy": {"core/throughput.py", "core/repeats.py", "trial/host.py"},
 }
 
 TORCH_ROOMS = {"training", "workloads", "integrations"}

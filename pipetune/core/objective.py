@@ -49,17 +49,6 @@ def score(objective: Objective, measured: Measured, *, baseline_rate: float) -> 
     return (rate, utilization)
 
 
-def is_tied(leader: Measured, other: Measured) -> bool:
-    """Whether `other` may be as fast as `leader`: inside TIE_FLOOR, or their intervals meet."""
-    fast, slow = leader.effective_samples_per_sec, other.effective_samples_per_sec
-    return slow.value >= fast.value * (1 - TIE_FLOOR) or slow.high >= fast.low
-
-
-def gains(chosen: Measured, baseline: Measured) -> bool:
-    """Whether `chosen` is faster than the baseline beyond TIE_FLOOR and both intervals."""
-    return not is_tied(chosen, baseline)
-
-
 def preferred(tied: Sequence[tuple[TrialConfig, Measured]]) -> int:
     """Index of the best among configurations that speed cannot tell apart; the leader comes first.
 

@@ -56,16 +56,57 @@ class Arm:
     rounds: tuple[Measurement, ...]
 
 
+class Stage(StrEnum):
+    """What a round of a certification is for: to choose a winner, or to compare it with the baseline."""
+
+    CHOOSING = "choosing"
+    VERIFYING = "verifying"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Several configurations, measured right after each other, each in a fresh process; in that order."""
+
+    stage: Stage
+    outcomes: tuple[TrialOutcome, ...]
+
+    def measured(self) -> dict[TrialConfig, Measurement]:
+        """The measurements of those that ran to their end."""
+        return {one.config: one for one in self.outcomes if isinstance(one, Measurement)}
+
+    def failed(self) -> set[TrialConfig]:
+        """Those that did not."""
+        return {one.config for one in self.outcomes if isinstance(one, TrialFailure)}
+
+
+class CertificationState(StrEnum):
+    """Whether a certification has an answer, or was broken off and can go on."""
+
+    UNFINISHED = "unfinished"
+    FINISHED = "finished"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certification:
-    """The finalists and the baseline, interleaved; the baseline is the last arm.
+    """What was measured again to name a winner, kept after every round.
 
-    `budget` is what the study was allowed when it was certified: one that is allowed more goes on.
+    `winner` is the baseline where there is no gain; None while unfinished. `trials` is how many trials the study
+    had when it began: more of them ask for another one. `budget` is what the study was allowed: one that is allowed
+    more goes on.
     """
 
-    arms: tuple[Arm, ...]
+    baseline: TrialConfig
+    state: CertificationState
+    winner: TrialConfig | None
+    rounds: tuple[Round, ...]
+    trials: int
     seconds: float
     budget: Budget
+
+    def arm(self, config: TrialConfig) -> Arm:
+        """A configuration's measurements beside the baseline; those that chose it are not among them."""
+        rounds = (one.measured().get(config) for one in self.rounds if one.stage is Stage.VERIFYING)
+        return Arm(config=config, rounds=tuple(one for one in rounds if one is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,17 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from pipetune.core.record import TrialRecord
+from pipetune.core.repeats import LOOKS
 from pipetune.core.study import Budget
-from pipetune.search.certify import ROUNDS
 
 CERTIFICATION_SHARE = 0.5
 """At most this share of the time is kept back, however dear a fresh process is."""
+CHOOSING_SHARE = 0.2
+"""Of which at most this much is for choosing: more trials are worth more than that."""
+ROUNDS = LOOKS[-1]
+"""Most rounds in which the chosen configuration meets the baseline."""
+LEAST_ROUNDS = LOOKS[0]
+"""Rounds that are always made."""
 
 
 class Spending:
@@ -30,36 +36,54 @@ class Spending:
         """None where the budget has no time."""
         return None if self.budget.seconds is None else max(0.0, self.budget.seconds - self.seconds())
 
-    def certification_s(self, arm_seconds: Sequence[float]) -> float:
-        """What certifying is expected to take: each arm in a fresh process, in the rounds that are always made."""
-        return (ROUNDS - 1) * sum(self.set_up_s + seconds for seconds in arm_seconds)
+    def fresh_s(self, trial_s: float) -> float:
+        """What a configuration is expected to take in a fresh process, from what it took as a trial."""
+        return self.set_up_s + trial_s
 
-    def affordable_arms(self, arm_seconds: Sequence[float]) -> int:
-        """How many arms, the baseline (the last) among them, fit into the time that is left; at least two."""
+    def affordable_finalists(self, finalist_seconds: Sequence[float], pair_seconds: Sequence[float]) -> int:
+        """How many can be compared with each other, best first, and the chosen one with the baseline afterwards.
+
+        One where not even two can: then the leader of the search is the chosen one.
+        """
         left = self.seconds_left()
-        count = len(arm_seconds)
-        while (
-            left is not None and count > 2 and self.certification_s([*arm_seconds[: count - 1], arm_seconds[-1]]) > left
-        ):
+        count = len(finalist_seconds)
+        while left is not None and count > 1 and _least_s([*finalist_seconds[:count], *pair_seconds]) > left:
             count -= 1
         return count
 
-    def allows_trial(self, records: Sequence[TrialRecord], arm_seconds: Sequence[float]) -> bool:
-        """Whether one more trial fits, with the certification of those arms still to come."""
+    def allows_trial(
+        self, records: Sequence[TrialRecord], pair_seconds: Sequence[float], finalist_seconds: Sequence[float] = ()
+    ) -> bool:
+        """Whether one more trial fits, with the certification still to come.
+
+        `pair_seconds` are of the leader and the baseline in fresh processes, for which time is kept back in any case;
+        `finalist_seconds` of all that have to be compared to choose one.
+        """
         if self.budget.trials is not None and len(records) >= self.budget.trials:
             return False
         left = self.seconds_left()
         if left is None or self.budget.seconds is None:
             return True
-        reserve = min(self.certification_s(arm_seconds), CERTIFICATION_SHARE * self.budget.seconds)
+        choosing = min(_least_s(finalist_seconds), CHOOSING_SHARE * self.budget.seconds)
+        reserve = min(_least_s(pair_seconds) + choosing, CERTIFICATION_SHARE * self.budget.seconds)
         return left > reserve + _typical_s(records)
 
-    def allows_round(self, done: int, round_s: float) -> bool:
-        """Whether another round of certification fits; two are always made."""
-        if done < ROUNDS - 1:
+    def allows_choosing(self, round_s: float, pair_seconds: Sequence[float]) -> bool:
+        """Whether another round among the finalists fits before the chosen one meets the baseline."""
+        left = self.seconds_left()
+        return left is None or left > round_s + _least_s(pair_seconds)
+
+    def allows_verifying(self, done: int, round_s: float) -> bool:
+        """Whether another round with the baseline fits; two are always made."""
+        if done < LEAST_ROUNDS:
             return True
         left = self.seconds_left()
         return done < ROUNDS and (left is None or left > round_s)
+
+
+def _least_s(process_seconds: Sequence[float]) -> float:
+    """What the fewest rounds take, from the seconds of a process of each arm."""
+    return LEAST_ROUNDS * sum(process_seconds)
 
 
 def _typical_s(records: Sequence[TrialRecord]) -> float:

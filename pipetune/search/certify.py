@@ -1,145 +1,232 @@
-"""Naming a winner: the best few and the baseline measured again, and the rule that chooses among them."""
+"""Naming a winner, as decisions on values: whom to measure again, what to measure next, and when it is decided.
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+Two stages that share no data. Choosing: those that may be the best, against each other, until one is left or speed
+cannot tell them apart. Verifying: the chosen one and the baseline, until the gain is decided. Since the second did
+not choose, its figures are not those of the luckiest (the winner's curse), and they are what is reported.
+"""
 
-from pipetune.core.measurement import GpuUsage, Measurement
-from pipetune.core.objective import TIE_FLOOR, Objective, gains, is_tied, preferred, score
-from pipetune.core.record import Arm, Certification, TrialRecord
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from pipetune.core.measurement import Measurement
+from pipetune.core.objective import preferred
+from pipetune.core.pooling import pooled_measurement
+from pipetune.core.record import Round, Stage, TrialRecord
+from pipetune.core.repeats import (
+    CONTENDING,
+    LEAST_CHOOSING_ROUNDS,
+    LOOKS,
+    MOST_ARMS,
+    PRIOR,
+    Judgement,
+    Noise,
+    Standing,
+    Verdict,
+    contenders,
+    judged,
+    margin,
+    pooled,
+    standing,
+)
 from pipetune.core.space import TrialConfig
-from pipetune.core.throughput import EpochStart, Estimate, TrainingPlan
 from pipetune.core.tuned import Measured
+from pipetune.search.ranking import Yardstick, fresh_noise, ranked, round_values, search_noise
 
-MAX_FINALISTS = 3
-"""Configurations beside the baseline that are measured again."""
-CHOOSING_ROUNDS = 1
-"""Rounds that choose the winner; its figures come from the others, which did not."""
-ROUNDS = 3
-
-
-def ranked(
-    records: Sequence[TrialRecord], plan: TrainingPlan, objective: Objective, baseline_rate: float
-) -> list[TrialRecord]:
-    """Measured trials, best first; for pareto the fastest first."""
-
-    def key(record: TrialRecord) -> float:
-        assert record.measurement is not None
-        return score(objective, Measured.of(record.measurement, plan), baseline_rate=baseline_rate)[0]
-
-    return sorted((r for r in records if r.measurement is not None), key=key, reverse=True)
+MAX_FINALISTS = MOST_ARMS
+"""Most configurations that are compared to choose one."""
+MAX_TRIES = 3
+"""Most configurations that meet the baseline, one after the other's failure."""
 
 
-def finalists(best_first: Sequence[TrialRecord], baseline: TrialConfig, plan: TrainingPlan) -> list[TrialConfig]:
-    """The leader and those that noise cannot tell from it, then the baseline."""
-    others = [record for record in best_first if record.config != baseline]
-    if not others:
-        return [baseline]
-    leader = others[0]
-    assert leader.measurement is not None
-    lead = Measured.of(leader.measurement, plan)
-    chosen = [leader.config]
-    for record in others[1:]:
-        if len(chosen) == MAX_FINALISTS:
-            break
-        assert record.measurement is not None
-        if is_tied(lead, Measured.of(record.measurement, plan)):
-            chosen.append(record.config)
-    return [*chosen, baseline]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be certified: `values` are what the search says of all that may win, best first.
 
-
-def reported(arm: Arm, plan: TrainingPlan) -> Measured:
-    """Figures from the rounds that did not choose the winner; their spread widens the interval."""
-    rounds = arm.rounds[CHOOSING_ROUNDS:] or arm.rounds
-    pooled = Measured.of(_pooled(rounds), plan)
-    rates = [Measured.of(one, plan).effective_samples_per_sec.value for one in rounds]
-    steady = [one.steady().value for one in rounds]
-    return replace(
-        pooled,
-        effective_samples_per_sec=_spanning(pooled.effective_samples_per_sec, rates),
-        steady_samples_per_sec=_spanning(pooled.steady_samples_per_sec, steady),
-    )
-
-
-def choose(certification: Certification, plan: TrainingPlan, objective: Objective) -> int:
-    """Index of the winning arm: the baseline (the last one) unless another is better beyond the noise.
-
-    The first rounds order the arms and tell which are tied; of the tied the preferred one that gains wins.
+    `noise` is what is known of processes before anything is measured again; `most` is how many may be compared.
     """
-    arms, baseline = certification.arms, len(certification.arms) - 1
-    first = [Measured.of(_pooled(arm.rounds[:CHOOSING_ROUNDS]), plan) for arm in arms]
-    later = [reported(arm, plan) for arm in arms]
-    scores = _scores(first, objective)
-    order = sorted(range(baseline), key=scores.__getitem__, reverse=True)
-    tied = [i for i in order if _is_level(i, order[0], first, scores, objective)]
-    while tied:
-        winner = tied[preferred([(arms[i].config, first[i]) for i in tied])]
-        if _gains(winner, later, objective):
-            return winner
-        tied.remove(winner)
-    return baseline
+
+    values: Mapping[TrialConfig, float]
+    baseline: TrialConfig
+    noise: Noise
+    yardstick: Yardstick
+    most: int
+
+    @property
+    def line(self) -> tuple[TrialConfig, ...]:
+        """All that may win, best first."""
+        return tuple(self.values)
+
+    def finalists(self) -> list[TrialConfig]:
+        """Whom the search cannot tell from its leader, as far as they can be compared."""
+        return contenders(self.values, self.noise)[: self.most]
 
 
-def _scores(measured: Sequence[Measured], objective: Objective) -> list[float]:
-    rate = measured[-1].effective_samples_per_sec.value
-    return [score(objective, one, baseline_rate=rate)[0] for one in measured]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Measure these next, in this order; `done` counts the rounds like it before."""
+
+    stage: Stage
+    configs: tuple[TrialConfig, ...]
+    done: int
 
 
-def _is_level(
-    one: int, leader: int, measured: Sequence[Measured], scores: Sequence[float], objective: Objective
-) -> bool:
-    if objective is Objective.WEIGHTED:
-        return scores[one] >= scores[leader] * (1 - TIE_FLOOR)
-    return is_tied(measured[leader], measured[one])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The end of a certification. `winner` is the baseline where there is no gain, None where the baseline failed.
+
+    `judgement` is of the one that met the baseline last; None where none did.
+    """
+
+    winner: TrialConfig | None
+    candidate: TrialConfig | None = None
+    judgement: Judgement | None = None
 
 
-def _gains(winner: int, measured: Sequence[Measured], objective: Objective) -> bool:
-    if objective is not Objective.WEIGHTED:
-        return gains(measured[winner], measured[-1])
-    scores = _scores(measured, objective)
-    worst, best = _weighted_at(measured[winner], measured[-1], "low"), _weighted_at(measured[-1], measured[-1], "high")
-    return scores[winner] * (1 - TIE_FLOOR) > scores[-1] and worst > best
+def question(records: Sequence[TrialRecord], baseline: TrialConfig, yardstick: Yardstick) -> Question:
+    """What the search leaves open. Where the baseline is ahead of all there is nothing to choose among the others."""
+    noise = pooled(PRIOR, search_noise(records, yardstick))
+    values = {one.config: yardstick.of(_of(one)) for one in ranked(records, yardstick)}
+    ahead = values.pop(baseline, -inf) - margin(noise, rounds=1, confidence=CONTENDING)
+    most = 1 if ahead > max(values.values(), default=inf) else MAX_FINALISTS
+    return Question(values=values, baseline=baseline, noise=noise, yardstick=yardstick, most=most)
 
 
-def _weighted_at(one: Measured, baseline: Measured, end: Literal["low", "high"]) -> float:
-    """The weighted score at one end of the intervals; utilisation is known where it is asked for."""
-    assert one.gpu_utilization_percent is not None
-    rate: float = getattr(one.effective_samples_per_sec, end)
-    utilization: float = getattr(one.gpu_utilization_percent, end)
-    return 0.8 * rate / baseline.effective_samples_per_sec.value + 0.2 * utilization / 100
+def next_step(asked: Question, rounds: Sequence[Round], allows: Callable[[Step], bool]) -> Step | Answer:
+    """What to measure after these rounds; `allows` tells whether the budget has room for it.
+
+    Every decision follows from the rounds, so that a certification that was broken off goes on from them.
+    """
+    choosing = [one for one in rounds if one.stage is Stage.CHOOSING]
+    verifying = [one for one in rounds if one.stage is Stage.VERIFYING]
+    if not verifying:
+        step = _choosing_step(asked, choosing)
+        if step is not None and allows(step):
+            return step
+    return _verifying_step(asked, choosing, verifying, allows)
 
 
-def _spanning(estimate: Estimate, values: Sequence[float]) -> Estimate:
-    """An interval is never narrower than what fresh processes differed by."""
-    return Estimate(value=estimate.value, low=min(estimate.low, *values), high=max(estimate.high, *values))
+# --- choosing --------------------------------------------------------------------------------------------------
 
 
-def _pooled(rounds: Sequence[Measurement]) -> Measurement:
-    """Several measurements of one configuration as one: all windows, mean epoch starts."""
-    first = rounds[0]
-    usage = _pooled_usage([one.gpu for one in rounds if one.gpu is not None])
-    refills = [one.epoch_start.refill_s for one in rounds if one.epoch_start.refill_s is not None]
-    return replace(
-        first,
-        windows=tuple(window for one in rounds for window in one.windows),
-        epoch_start=EpochStart(
-            fresh_s=sum(one.epoch_start.fresh_s for one in rounds) / len(rounds),
-            refill_s=sum(refills) / len(refills) if refills else None,
-        ),
-        settled=all(one.settled for one in rounds),
-        gpu=usage,
-        gpu_reason=None if usage else first.gpu_reason,
-        peak_gpu_memory_bytes=max((one.peak_gpu_memory_bytes or 0 for one in rounds), default=0) or None,
-        host_memory_bytes=max((one.host_memory_bytes or 0 for one in rounds), default=0) or None,
-    )
-
-
-def _pooled_usage(usages: Sequence[GpuUsage]) -> GpuUsage | None:
-    count = sum(usage.samples for usage in usages)
-    if count == 0:
+def _choosing_step(asked: Question, choosing: Sequence[Round]) -> Step | None:
+    """The next round of those that are left; None where there is nothing to choose any more."""
+    heat = last_heat(choosing)
+    if not heat:
+        left = asked.finalists()
+    elif _has_newcomers(asked, choosing):
+        # The machine is noisier than the search could know: those that were left out may be the best.
+        heat, left = [], _known(asked, choosing).finalists()
+    else:
+        now = _standing(asked, choosing)
+        arms = [one.config for one in heat[0].outcomes]
+        left = [] if now.is_over else [config for config in arms if config in now.left]
+    if len(left) < 2:
         return None
-    mean = sum(usage.mean_percent * usage.samples for usage in usages) / count
-    variance = (
-        sum(usage.samples * (usage.spread_percent**2 + (usage.mean_percent - mean) ** 2) for usage in usages) / count
-    )
-    return GpuUsage(mean_percent=mean, spread_percent=variance**0.5, samples=count)
+    return Step(stage=Stage.CHOOSING, configs=_in_turn(left, len(heat)), done=len(heat))
+
+
+def _known(asked: Question, choosing: Sequence[Round]) -> Question:
+    """The question as it stands after some rounds, with what they say of the noise."""
+    return replace(asked, noise=pooled(asked.noise, fresh_noise(choosing, asked.yardstick)))
+
+
+def last_heat(choosing: Sequence[Round]) -> list[Round]:
+    """The rounds since somebody joined: only those compare all that are left."""
+    heat: list[Round] = []
+    before: set[TrialConfig] = set()
+    for one in choosing:
+        arms = {outcome.config for outcome in one.outcomes}
+        heat = [*heat, one] if arms <= before else [one]
+        before = arms
+    return heat
+
+
+def _has_newcomers(asked: Question, choosing: Sequence[Round]) -> bool:
+    """Whether the first heat found so much noise that more have to be compared; asked once."""
+    if len(choosing) != LEAST_CHOOSING_ROUNDS:
+        return False
+    met = {outcome.config for one in choosing for outcome in one.outcomes}
+    return any(config not in met for config in _known(asked, choosing).finalists())
+
+
+def _standing(asked: Question, choosing: Sequence[Round]) -> Standing[TrialConfig]:
+    values = [round_values(one, asked.yardstick) for one in last_heat(choosing)]
+    return standing(values, _known(asked, choosing).noise)
+
+
+def _in_turn(configs: Sequence[TrialConfig], done: int) -> tuple[TrialConfig, ...]:
+    """Every other round backwards: a machine that gets slower in a round favours nobody for long."""
+    return tuple(configs if done % 2 == 0 else configs[::-1])
+
+
+def succession(asked: Question, choosing: Sequence[Round]) -> list[TrialConfig]:
+    """Who meets the baseline, and who follows where that one fails."""
+    if not choosing:
+        return list(asked.line)
+    now = _standing(asked, choosing)
+    failed = {config for one in choosing for config in one.failed()}
+    chosen = _preferred(asked, last_heat(choosing), now.tied())
+    order = dict.fromkeys([*chosen, *now.left, *asked.line])
+    return [config for config in order if config not in failed]
+
+
+def _preferred(asked: Question, choosing: Sequence[Round], tied: Sequence[TrialConfig]) -> list[TrialConfig]:
+    """The one of the tied that the contract prefers; none of none."""
+    plan = asked.yardstick.plan
+    found = [(config, Measured.of(pooled_measurement(_rounds_of(config, choosing)), plan)) for config in tied]
+    return [tied[preferred(found)]] if found else []
+
+
+def _rounds_of(config: TrialConfig, rounds: Sequence[Round]) -> list[Measurement]:
+    found = (one.measured().get(config) for one in rounds)
+    return [one for one in found if one is not None]
+
+
+# --- verifying -------------------------------------------------------------------------------------------------
+
+
+def _verifying_step(
+    asked: Question, choosing: Sequence[Round], verifying: Sequence[Round], allows: Callable[[Step], bool]
+) -> Step | Answer:
+    fallen = {config for one in verifying for config in one.failed()}
+    if asked.baseline in fallen:
+        return Answer(winner=None)
+    left = [config for config in succession(asked, choosing)[:MAX_TRIES] if config not in fallen]
+    if not left:
+        return _baseline_alone(asked, verifying)
+    pairs = [values for one in verifying if left[0] in (values := round_values(one, asked.yardstick))]
+    step = Step(stage=Stage.VERIFYING, configs=_in_turn((left[0], asked.baseline), len(pairs)), done=len(pairs))
+    if len(pairs) < LOOKS[0]:
+        return step
+    may_go_on = len(pairs) < LOOKS[-1] and allows(step)
+    judgement = _judged(asked, choosing, left[0], pairs, is_last=not may_go_on)
+    if judgement.verdict is Verdict.OPEN and may_go_on:
+        return step
+    winner = left[0] if judgement.verdict is Verdict.GAIN else asked.baseline
+    return Answer(winner=winner, candidate=left[0], judgement=judgement)
+
+
+def _baseline_alone(asked: Question, verifying: Sequence[Round]) -> Step | Answer:
+    """Nothing to compare it with: it is measured for its own figures."""
+    done = len(_rounds_of(asked.baseline, verifying))
+    if done < LOOKS[0]:
+        return Step(stage=Stage.VERIFYING, configs=(asked.baseline,), done=done)
+    return Answer(winner=asked.baseline)
+
+
+def _judged(
+    asked: Question,
+    choosing: Sequence[Round],
+    candidate: TrialConfig,
+    pairs: Sequence[Mapping[TrialConfig, float]],
+    *,
+    is_last: bool,
+) -> Judgement:
+    differences = [values[candidate] - values[asked.baseline] for values in pairs]
+    return judged(differences, _known(asked, choosing).noise, is_last=is_last)
+
+
+def _of(record: TrialRecord) -> Measurement:
+    assert record.measurement is not None
+    return record.measurement

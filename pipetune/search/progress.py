@@ -17,7 +17,7 @@ class Progress(Protocol):
         ...
 
     def trial_began(self, config: TrialConfig, purpose: str, seconds_left: float | None) -> None:
-        """A trial is about to run; `purpose` is baseline, search or certify."""
+        """A trial is about to run; `purpose` is baseline, search, reference or certify."""
         ...
 
     def phase(self, phase: Phase) -> None:

@@ -85,6 +85,10 @@ class SpaceSampler(BaseSampler):
         """
         self._queue.append((config, always))
 
+    def queue_next(self, config: TrialConfig) -> None:
+        """Ask for this configuration before anything else, measured already or not."""
+        self._queue.appendleft((config, True))
+
     def ask(self, study: optuna.Study) -> tuple[optuna.Trial, TrialConfig]:
         """The next trial and its configuration. Raises SpaceExhaustedError where none is left."""
         trial = study.ask()

@@ -168,12 +168,13 @@ class StudyStore:
         with _of_this_version("the summary"):
             return None if kept is None else _SUMMARY.validate_python(kept)
 
-    def keep_certification(self, certification: Certification) -> None:
-        """Keep the repeated measurements with the study."""
-        self.study.set_user_attr("certification", _CERTIFICATION.dump_python(certification, mode="json"))
+    def keep_certification(self, certification: Certification | None) -> None:
+        """Keep the repeated measurements with the study, finished or not; None forgets them."""
+        kept = None if certification is None else _CERTIFICATION.dump_python(certification, mode="json")
+        self.study.set_user_attr("certification", kept)
 
     def certification(self) -> Certification | None:
-        """The repeated measurements, where there are any."""
+        """The repeated measurements, where there are any; `state` tells whether more were to come."""
         kept = self.study.user_attrs.get("certification")
         with _of_this_version("the certification"):
             return None if kept is None else _CERTIFICATION.validate_python(kept)

@@ -14,7 +14,7 @@ from pipetune.hardware.counters import TreeCounters
 from pipetune.training.batch import count_samples
 from pipetune.training.workload import Workload
 from pipetune.trial.loader import build_loader, close_iterator
-from pipetune.trial.protocol import PrepareRequest, ReadPart
+from pipetune.trial.protocol import ReadAheadRequest, ReadPart
 
 LOOK_S = 0.25
 """How often the counters are read while reading ahead."""
@@ -22,7 +22,7 @@ IN_MEMORY_S = 1.0
 """Where nothing came from storage for so long, nothing will."""
 
 
-def read_ahead(workload: Workload, request: PrepareRequest, sign_of_life: Callable[[], None]) -> ReadAhead:
+def read_ahead(workload: Workload, request: ReadAheadRequest, sign_of_life: Callable[[], None]) -> ReadAhead:
     """Load what trials will read, in workers and without training, until it is in memory or the limits are met."""
     part = ReadPart(first=0, count=None, seed=request.seed)
     loader, _ = build_loader(workload, request.config, part)
@@ -39,7 +39,7 @@ def read_ahead(workload: Workload, request: PrepareRequest, sign_of_life: Callab
                 if request.dataset_samples is not None and samples >= request.dataset_samples:
                     break
                 now_s = time.monotonic()
-                if now_s - looked_s < LOOK_S:
+                if now_s - looked_s < min(LOOK_S, request.seconds / 8):
                     continue
                 sign_of_life()
                 so_far = storage_read_bytes(before, counters.read(pids))
@@ -57,13 +57,13 @@ def read_ahead(workload: Workload, request: PrepareRequest, sign_of_life: Callab
     return ReadAhead(samples=samples, read_bytes=read, seconds=time.monotonic() - began_s, end=end)
 
 
-def _end(request: PrepareRequest, read: int, seconds: float, *, quiet_s: float) -> ReadAheadEnd | None:
+def _end(request: ReadAheadRequest, read: int, seconds: float, *, quiet_s: float) -> ReadAheadEnd | None:
     """Why reading ahead ends now, if it does."""
-    if quiet_s >= IN_MEMORY_S:
+    if quiet_s >= min(IN_MEMORY_S, request.seconds / 4):
         return ReadAheadEnd.IN_MEMORY
     if read >= request.memory_bytes:
         return ReadAheadEnd.MEMORY
-    return ReadAheadEnd.TIME if seconds >= request.warm_s else None
+    return ReadAheadEnd.TIME if seconds >= request.seconds else None
 
 
 def evict(data_paths: Iterable[str | Path]) -> int:

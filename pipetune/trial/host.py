@@ -14,9 +14,11 @@ from pathlib import Path
 import scipy.stats  # noqa: F401 - the loop needs it, and must not wait for its import
 
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
+from pipetune.core.samples import SampleDigests
 from pipetune.core.space import TrialConfig
 from pipetune.errors import PipetuneError
 from pipetune.hardware.host import tree_memory_bytes, usable_cpus
+from pipetune.training.workload import Workload
 from pipetune.trial import device as devices
 from pipetune.trial.cache import evict, read_ahead
 from pipetune.trial.facts import facts_of, first_batch
@@ -28,11 +30,14 @@ from pipetune.trial.protocol import (
     FailedEvent,
     MeasuredEvent,
     PhaseEvent,
-    PreparedEvent,
-    PrepareRequest,
+    ReadAheadEvent,
+    ReadAheadRequest,
+    ReadSamplesRequest,
     ReadyEvent,
     RefusedEvent,
+    SamplesEvent,
     SetUpRequest,
+    Task,
     TrialRequest,
     decode_request,
     encode,
@@ -92,6 +97,7 @@ class Host:
         self._channel = channel
         self._session: Session | None = None
         self._stream: Stream | None = None
+        self._is_serial = False
 
     def serve(self, lines: Iterable[bytes]) -> None:
         """Read requests, one a line."""
@@ -99,10 +105,8 @@ class Host:
             request = decode_request(line)
             if isinstance(request, SetUpRequest):
                 self._channel.send(self._set_up(request))
-            elif isinstance(request, PrepareRequest):
-                self._channel.send(self._prepare(request))
             else:
-                self._channel.send(self._trial(request))
+                self._channel.send(self._answer(request))
 
     def _set_up(self, request: SetUpRequest) -> Event:
         try:
@@ -113,13 +117,11 @@ class Host:
             check_module(workload.model)
             self._session = Session(workload, device, request.seed)
             self._session.rest()
-            first = digests = None
+            self._is_serial = request.serial
+            first = None
             if request.serial:
                 self._channel.enter(Phase.FIRST_SAMPLE)
                 first = first_batch(workload)
-                if request.compare:
-                    self._channel.enter(Phase.COMPARE_SAMPLES)
-                    digests = serial_digests(workload, one_thread=request.one_thread)
             facts = facts_of(workload, device, first)
         except PipetuneError as error:
             return RefusedEvent(message=str(error), traceback_text="")
@@ -129,37 +131,35 @@ class Host:
                 message=f"workload.target: {request.spec.target} failed while {place}: {type(error).__name__}: {error}",
                 traceback_text=_user_traceback(error),
             )
-        return ReadyEvent(facts=facts, digests=digests)
+        return ReadyEvent(facts=facts)
 
-    def _prepare(self, request: PrepareRequest) -> Event:
-        assert self._session is not None
-        began = time.monotonic()
-        workload = self._session.workload
-        digests = ahead = None
-        try:
-            if request.indices is not None:
-                self._channel.enter(Phase.COMPARE_SAMPLES)
-                digests = worker_digests(workload, request.indices)
-            if request.warm_s > 0:
-                self._channel.enter(Phase.READ_AHEAD)
-                ahead = read_ahead(workload, request, self._channel.sign_of_life)
-        except BaseException as error:  # noqa: BLE001 - whatever the dataset raises in a worker is told
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return FailedEvent(failure=self._failure(request.config, error, began))
-        return PreparedEvent(digests=digests, read_ahead=ahead)
-
-    def _trial(self, request: TrialRequest) -> Event:
+    def _answer(self, request: Task) -> Event:
         assert self._session is not None
         began = time.monotonic()
         self._channel.begin_trial()
         try:
-            measurement = self._measure(self._session, request, began)
+            return self._done(self._session, request, began)
         except BaseException as error:  # noqa: BLE001 - a trial that fails is an outcome, whatever it raised
             # torch raises anew for every further worker that dies, which would end this process in mid-sentence.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return FailedEvent(failure=self._failure(request.config, error, began))
-        assert self._stream is not None
-        return MeasuredEvent(measurement=measurement, samples=self._stream.samples)
+
+    def _done(self, session: Session, request: Task, began: float) -> Event:
+        if isinstance(request, TrialRequest):
+            measurement = self._measure(session, request, began)
+            assert self._stream is not None
+            return MeasuredEvent(measurement=measurement, samples=self._stream.samples)
+        self._stream = None
+        if isinstance(request, ReadAheadRequest):
+            self._channel.enter(Phase.READ_AHEAD)
+            return ReadAheadEvent(read_ahead=read_ahead(session.workload, request, self._channel.sign_of_life))
+        self._channel.enter(Phase.COMPARE_SAMPLES)
+        return SamplesEvent(digests=self._digests(session.workload, request))
+
+    def _digests(self, workload: Workload, request: ReadSamplesRequest) -> SampleDigests:
+        if self._is_serial:
+            return serial_digests(workload, request.indices, request.limit_s, one_thread=request.one_thread)
+        return worker_digests(workload, request.indices or (), request.limit_s)
 
     def _measure(self, session: Session, request: TrialRequest, began: float) -> Measurement:
         config, enter = request.config, self._channel.enter

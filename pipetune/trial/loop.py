@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -261,34 +262,48 @@ class Loop:
         return samples <= max(least * self._config.batch_size, rate * self._limits.window_s)
 
     def _whole_epochs(self, rate: float) -> list[_Start]:
-        """Several epochs, each from its first request to its last batch: what exceeds the steady rate is lost."""
-        stream, samples = self._stream, self._limits.epoch_samples
-        assert samples is not None
+        """Several epochs in a row, from the first request to the last batch: what exceeds the steady rate is lost.
+
+        The device is waited for once, after the last: training too starts an epoch while it still works on the one
+        before.
+        """
+        stream, planned = self._stream, self._limits.epoch_samples
+        assert planned is not None
         self._endless.stop()
         stream.drain()
-        self._endless.bound(-(-samples // self._config.batch_size))
-        starts: list[_Start] = []
-        began = stream.now()
-        while len(starts) < MIN_WINDOWS or (
-            (len(starts) < EPOCH_STARTS or stream.now() - began < WHOLE_EPOCHS_S)
-            and stream.now() - began < EPOCH_STARTS_LIMIT_S
-        ):
-            starts.append(self._whole_epoch(rate))
-        return starts
-
-    def _whole_epoch(self, rate: float) -> _Start:
-        stream = self._stream
-        began, samples = stream.now(), stream.samples
-        first_batch_s = self._first_batch_s()
-        stream.drain()
         stream.synchronize()
-        if stream.samples == samples:
+        self._endless.bound(-(-planned // self._config.batch_size))
+        first_batches_s: list[float] = []
+        samples, ends_s = stream.samples, [stream.now()]
+        while not self._has_enough_epochs(ends_s):
+            first_batches_s.append(self._whole_epoch())
+            ends_s.append(stream.now())
+        stream.synchronize()
+        count = len(first_batches_s)
+        epoch_s = (stream.now() - ends_s[0]) / count
+        lost_s = epoch_s - (stream.samples - samples) / count / rate
+        mean_s = (ends_s[-1] - ends_s[0]) / count
+        return [
+            _Start(lost_s=lost_s + (end_s - began_s) - mean_s, first_batch_s=first_batch_s)
+            for (began_s, end_s), first_batch_s in zip(pairwise(ends_s), first_batches_s, strict=True)
+        ]
+
+    def _has_enough_epochs(self, ends_s: Sequence[float]) -> bool:
+        count, seconds = len(ends_s) - 1, ends_s[-1] - ends_s[0]
+        is_enough = count >= EPOCH_STARTS and seconds >= WHOLE_EPOCHS_S
+        return count >= MIN_WINDOWS and (is_enough or seconds >= EPOCH_STARTS_LIMIT_S)
+
+    def _whole_epoch(self) -> float:
+        """Train on one; how long its first batch took to come."""
+        samples = self._stream.samples
+        first_batch_s = self._first_batch_s()
+        self._stream.drain()
+        if self._stream.samples == samples:
             raise DataEndedError(
                 "the loader gave no batch in a second epoch; a dataset or sampler that can be iterated only once "
                 "cannot be measured"
             )
-        lost_s = stream.now() - began - (stream.samples - samples) / rate
-        return _Start(lost_s=lost_s, first_batch_s=first_batch_s)
+        return first_batch_s
 
     def _epoch_turn(self, steady: _Steady, began: float) -> _Start:
         """From the last batch dispatched until the stream is back on its steady line."""

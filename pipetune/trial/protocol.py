@@ -55,8 +55,6 @@ class ReadPart:
 class SetUpRequest:
     """Build the workload. A serial host also reads a first sample and never starts a worker.
 
-    `compare` asks it for digests of samples, to be compared with what workers read; `one_thread` to read them as
-    workers do, after which it is of no use for trials.
     `gpu_memory_headroom` is the share of the GPU's memory that trials leave free.
     """
 
@@ -65,8 +63,6 @@ class SetUpRequest:
     device: str
     seed: int
     serial: bool
-    compare: bool = False
-    one_thread: bool = False
     gpu_memory_headroom: float = 0.0
     kind: Literal["set_up"] = "set_up"
 
@@ -87,23 +83,35 @@ class TrialRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareRequest:
-    """Read samples in workers, before any trial: a few to compare, and as many as the page cache is to hold.
+class ReadSamplesRequest:
+    """Read these samples, for `limit_s` at most, and answer with digests; a serial host chooses where None is given.
 
-    `indices` are those that were read without workers; None where they cannot be compared. Reading ahead ends
-    after `warm_s` seconds or once `memory_bytes` came from storage; 0 seconds skip it.
+    A forking host reads them in workers. With `one_thread` a serial host reads as a worker does, after which it is
+    of no use for trials. `config` names what reads, should it fail.
     """
 
     config: TrialConfig
     indices: tuple[int, ...] | None
+    limit_s: float
+    one_thread: bool = False
+    kind: Literal["read_samples"] = "read_samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAheadRequest:
+    """Read samples into the page cache, until all are in memory, `seconds` are over or `memory_bytes` were read."""
+
+    config: TrialConfig
     dataset_samples: int | None
     seed: int
-    warm_s: float
+    seconds: float
     memory_bytes: int
-    kind: Literal["prepare"] = "prepare"
+    kind: Literal["read_ahead"] = "read_ahead"
 
 
-Request = SetUpRequest | PrepareRequest | TrialRequest
+Task = ReadSamplesRequest | ReadAheadRequest | TrialRequest
+"""What a host is asked to do once it is set up."""
+Request = SetUpRequest | Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,20 +124,26 @@ class PhaseEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyEvent:
-    """The workload is built; a serial host has also read samples in its own process."""
+    """The workload is built."""
 
     facts: WorkloadFacts
-    digests: SampleDigests | None = None
     kind: Literal["ready"] = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedEvent:
-    """What workers read: digests of the samples that were asked for, and what was read ahead."""
+class SamplesEvent:
+    """The samples are read."""
 
-    digests: SampleDigests | None
-    read_ahead: ReadAhead | None
-    kind: Literal["prepared"] = "prepared"
+    digests: SampleDigests
+    kind: Literal["samples"] = "samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAheadEvent:
+    """Reading ahead has ended."""
+
+    read_ahead: ReadAhead
+    kind: Literal["read_ahead"] = "read_ahead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +172,9 @@ class RefusedEvent:
     kind: Literal["refused"] = "refused"
 
 
-Event = PhaseEvent | ReadyEvent | PreparedEvent | MeasuredEvent | FailedEvent | RefusedEvent
+Answer = SamplesEvent | ReadAheadEvent | MeasuredEvent
+"""What a host says to a task that it could do."""
+Event = PhaseEvent | ReadyEvent | Answer | FailedEvent | RefusedEvent
 
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
@@ -167,7 +183,7 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="
 def encode(message: Request | Event) -> bytes:
     """One line, newline included. NaN and infinities keep their meaning."""
     adapter: TypeAdapter[Request] | TypeAdapter[Event]
-    adapter = _REQUESTS if isinstance(message, SetUpRequest | PrepareRequest | TrialRequest) else _EVENTS
+    adapter = _REQUESTS if isinstance(message, Request) else _EVENTS
     # Not by pydantic's own JSON: it turns infinities into null, and stops at names that are no UTF-8.
     plain = adapter.dump_python(message, mode="json")  # type: ignore[arg-type]
     return json.dumps(plain, ensure_ascii=False).encode(errors="replace") + b"\n"

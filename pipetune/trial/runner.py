@@ -19,21 +19,22 @@ from pipetune.trial.gpu_watch import GpuWatch
 from pipetune.trial.guards import classify_exit, describe_exit
 from pipetune.trial.process import HostDiedError, HostProcess
 from pipetune.trial.protocol import (
+    Answer,
     FailedEvent,
     MeasuredEvent,
     MeasureLimits,
     PhaseEvent,
-    PreparedEvent,
-    PrepareRequest,
+    ReadAheadEvent,
+    ReadAheadRequest,
     ReadPart,
+    ReadSamplesRequest,
     ReadyEvent,
     RefusedEvent,
+    SamplesEvent,
     SetUpRequest,
+    Task,
     TrialRequest,
 )
-
-Answer = MeasuredEvent | PreparedEvent
-"""What a host says to a request that it could serve."""
 
 TICK_S = 0.5
 DISTURBED_TRIALS = 1
@@ -56,8 +57,10 @@ class TrialRunner(Protocol):
         """Build the workload and read its first sample. Raises WorkloadError with the user's traceback."""
         ...
 
-    def prepare(self, config: TrialConfig, *, dataset_samples: int | None, warm_s: float) -> Preparation:
-        """Compare samples with and without workers, and read ahead for so many seconds at most.
+    def prepare(
+        self, config: TrialConfig, *, dataset_samples: int | None, compare_s: float, read_ahead_s: float
+    ) -> Preparation:
+        """Compare samples with and without workers, and read ahead, each for so many seconds at most.
 
         `config` says how many workers do it, and in which batches.
         """
@@ -72,6 +75,14 @@ class TrialRunner(Protocol):
     def close_hosts(self) -> None:
         """End every host; the next trial starts a new one."""
         ...
+
+
+class _FailedTaskError(Exception):
+    """A host could not do what it was asked to do before the trials."""
+
+    def __init__(self, failure: TrialFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 class HostRunner:
@@ -106,46 +117,60 @@ class HostRunner:
         self._started = 0
         self._gpu = GpuWatch()
         self._phase = Phase.START
-        self._digests: SampleDigests | None = None
         self._ahead: ReadAhead | None = None
         self._samples_read = 0
 
     def describe(self) -> WorkloadFacts:
         """Start the serial host, which stays for the trials without workers."""
-        _, ready = self._host(serial=True, compare=True)
-        self._digests = ready.digests
-        return ready.facts
+        return self._host(serial=True)[1]
 
-    def prepare(self, config: TrialConfig, *, dataset_samples: int | None, warm_s: float) -> Preparation:
-        """Do it in the forking host, which stays for the trials with workers."""
-        digests = self._digests
-        request = PrepareRequest(
-            config=config,
-            indices=digests.indices if digests is not None and digests.indices and not digests.is_random else None,
-            dataset_samples=dataset_samples,
-            seed=self._seed,
-            warm_s=0.0 if self._is_cold else warm_s,
-            memory_bytes=available_memory_bytes() // 2,
-        )
-        answer = self._ask(request, serial=False)
-        if isinstance(answer, TrialFailure):
-            return Preparation(failure=answer)
-        assert isinstance(answer, PreparedEvent)
-        self._ahead = answer.read_ahead
-        return Preparation(comparison=self._comparison(answer.digests), read_ahead=answer.read_ahead)
+    def prepare(
+        self, config: TrialConfig, *, dataset_samples: int | None, compare_s: float, read_ahead_s: float
+    ) -> Preparation:
+        """Do it in the hosts that stay for the trials."""
+        try:
+            comparison = self._compared(config, compare_s) if config.num_workers else None
+            ahead = None if self._is_cold else self._read_ahead(config, dataset_samples, read_ahead_s)
+        except _FailedTaskError as failed:
+            return Preparation(failure=failed.failure)
+        self._ahead = ahead
+        return Preparation(comparison=comparison, read_ahead=ahead)
 
-    def _comparison(self, workers: SampleDigests | None) -> SampleComparison | None:
-        """What the digests say; a difference counts only where building anew does not make one as well."""
-        serial = self._digests
-        if serial is None:
-            return None
-        comparison = compare(serial, workers or serial)
+    def _compared(self, config: TrialConfig, limit_s: float) -> SampleComparison:
+        """What workers read against what is read without; a difference must not come of building anew."""
+        serial = self._digests(ReadSamplesRequest(config=config, indices=None, limit_s=limit_s), serial=True)
+        if not serial.indices or serial.is_random:
+            return compare(serial, serial)
+        request = ReadSamplesRequest(config=config, indices=serial.indices, limit_s=limit_s)
+        workers = self._digests(request, serial=False)
+        comparison = compare(serial, workers)
         if comparison.agreement is not SampleAgreement.DIFFERENT:
             return comparison
-        host, ready = self._host(serial=True, compare=True, one_thread=True)
-        host.close()
-        del self._hosts[True]
-        return compare(serial, workers or serial, rebuilt=ready.digests)
+        self._close_host(serial=True)
+        rebuilt = self._digests(dataclasses.replace(request, one_thread=True), serial=True)
+        self._close_host(serial=True)
+        return compare(serial, workers, rebuilt=rebuilt)
+
+    def _digests(self, request: ReadSamplesRequest, *, serial: bool) -> SampleDigests:
+        answer = self._ask(request, serial=serial)
+        if isinstance(answer, TrialFailure):
+            raise _FailedTaskError(answer)
+        assert isinstance(answer, SamplesEvent)
+        return answer.digests
+
+    def _read_ahead(self, config: TrialConfig, dataset_samples: int | None, seconds: float) -> ReadAhead:
+        request = ReadAheadRequest(
+            config=config,
+            dataset_samples=dataset_samples,
+            seed=self._seed,
+            seconds=seconds,
+            memory_bytes=available_memory_bytes() // 2,
+        )
+        answer = self._ask(request, serial=config.num_workers == 0)
+        if isinstance(answer, TrialFailure):
+            raise _FailedTaskError(answer)
+        assert isinstance(answer, ReadAheadEvent)
+        return answer.read_ahead
 
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False
@@ -170,9 +195,12 @@ class HostRunner:
     def close_hosts(self) -> None:
         """End the hosts; the next trial starts new ones."""
         for serial in list(self._hosts):
-            # Forgotten only once it is closed: a signal in between must not leave it behind.
-            self._hosts[serial].close()
-            del self._hosts[serial]
+            self._close_host(serial=serial)
+
+    def _close_host(self, *, serial: bool) -> None:
+        # Forgotten only once it is closed: a signal in between must not leave it behind.
+        self._hosts[serial].close()
+        del self._hosts[serial]
 
     def close(self) -> None:
         """End the hosts and leave NVML."""
@@ -201,7 +229,7 @@ class HostRunner:
                 break
         return measurement
 
-    def _ask(self, request: TrialRequest | PrepareRequest, *, serial: bool) -> Answer | TrialFailure:
+    def _ask(self, request: Task, *, serial: bool) -> Answer | TrialFailure:
         """The answer of a host, which is thrown away where it failed."""
         began = time.monotonic()
         try:
@@ -239,7 +267,7 @@ class HostRunner:
             return None
         return host
 
-    def _host(self, *, serial: bool, compare: bool = False, one_thread: bool = False) -> tuple[HostProcess, ReadyEvent]:
+    def _host(self, *, serial: bool) -> tuple[HostProcess, WorkloadFacts]:
         if serial in self._hosts:
             self._hosts.pop(serial).close()
         if not self._hosts:
@@ -259,12 +287,10 @@ class HostRunner:
                     device=self._device,
                     seed=self._seed,
                     serial=serial,
-                    compare=compare,
-                    one_thread=one_thread,
                     gpu_memory_headroom=self._headroom,
                 )
             )
-            ready = self._wait_until_ready(host)
+            facts = self._wait_until_ready(host)
         except HostDiedError as died:
             self._hosts.pop(serial).kill()
             raise WorkloadError(
@@ -275,17 +301,17 @@ class HostRunner:
         except WorkloadError:
             self._hosts.pop(serial).kill()
             raise
-        self._gpu.found(ready.facts)
-        return host, ready
+        self._gpu.found(facts)
+        return host, facts
 
-    def _wait_until_ready(self, host: HostProcess) -> ReadyEvent:
+    def _wait_until_ready(self, host: HostProcess) -> WorkloadFacts:
         deadline = time.monotonic() + self._timeouts.set_up_s
         while time.monotonic() < deadline:
             event = host.receive(TICK_S)
             if isinstance(event, PhaseEvent):
                 self._enter(event.phase)
             elif isinstance(event, ReadyEvent):
-                return event
+                return event.facts
             elif isinstance(event, RefusedEvent):
                 raise WorkloadError(event.message, event.traceback_text)
         raise WorkloadError(
@@ -294,7 +320,7 @@ class HostRunner:
             host.log_tail(),
         )
 
-    def _answer(self, host: HostProcess, request: TrialRequest | PrepareRequest) -> Answer | TrialFailure:
+    def _answer(self, host: HostProcess, request: Task) -> Answer | TrialFailure:
         began = time.monotonic()
         try:
             host.send(request)
@@ -319,7 +345,7 @@ class HostRunner:
             event = host.receive(TICK_S)
             now = time.monotonic()
             self._gpu.collect(now)
-            if isinstance(event, MeasuredEvent | PreparedEvent):
+            if isinstance(event, Answer):
                 return event
             if isinstance(event, FailedEvent):
                 return event.failure

@@ -3,12 +3,9 @@ from builders import estimate, measured, trial_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetune.core.objective import Objective, gains, is_tied, preferred, score
+from pipetune.core.objective import Objective, preferred, score
 from pipetune.core.space import Amp
 from pipetune.errors import InputError
-
-LEADER = measured(1000.0, 5.0)
-
 
 # --- the score -------------------------------------------------------------------------------------------------
 
@@ -49,60 +46,6 @@ def test_a_score_has_as_many_values_as_the_study_has_directions(objective, rate,
 
 def test_only_throughput_does_without_utilisation():
     assert [one for one in Objective if not one.needs_utilization] == [Objective.THROUGHPUT]
-
-
-# --- ties ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("other", "tied"),
-    [
-        (measured(981.0), True),  # under 2 % is noise, however narrow the intervals
-        (measured(979.0), False),
-        (measured(979.0, 16.0), True),  # the intervals meet at 995
-        (measured(979.0, 15.9), False),
-        (measured(500.0, 600.0), True),
-        (measured(1000.0, 5.0), True),
-        (measured(2000.0), True),  # what is faster than the leader is certainly as fast
-    ],
-)
-def test_is_tied(other, tied):
-    assert is_tied(LEADER, other) is tied
-
-
-@given(st.floats(1, 1e4), st.floats(0, 100), st.floats(1, 1e4), st.floats(0, 100))
-def test_of_two_at_least_one_is_tied_with_the_other(one, one_half, other, other_half):
-    a, b = measured(one, one_half), measured(other, other_half)
-    assert is_tied(a, b) or is_tied(b, a)
-
-
-@given(st.floats(1, 1e4), st.floats(0, 100))
-def test_everything_is_tied_with_itself(rate, half):
-    assert is_tied(measured(rate, half), measured(rate, half))
-
-
-@given(st.floats(1, 1e4), st.floats(0, 100), st.floats(1, 1e4), st.floats(0, 100))
-def test_never_do_both_gain_on_each_other(one, one_half, other, other_half):
-    a, b = measured(one, one_half), measured(other, other_half)
-    assert not (gains(a, b) and gains(b, a))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "gain"),
-    [
-        (measured(1300.0, 5.0), True),
-        (measured(1015.0), False),
-        (measured(1300.0, 400.0), False),
-        (measured(800.0), False),
-    ],
-)
-def test_a_gain_is_more_than_noise(chosen, gain):
-    assert gains(chosen, LEADER) is gain
-
-
-def test_rates_without_an_interval_never_gain():
-    blind = measured(effective_samples_per_sec=estimate(9000.0, float("inf")))
-    assert not gains(blind, LEADER)
 
 
 # --- among the tied --------------------------------------------------------------------------------------------

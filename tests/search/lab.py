@@ -35,6 +35,7 @@ def study_config(*, trials=6, seconds=None, objective=Objective.THROUGHPUT, base
         "storage": None,
         "cache": CachePolicy.WARM,
         "isolation": Isolation.WARM,
+        "gpu_memory_headroom": 0.1,
         "source": None,
     }
     budget = Budget(seconds=seconds, trials=trials)

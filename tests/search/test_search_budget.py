@@ -3,8 +3,7 @@ from builders import measurement, trial_config
 
 from pipetune.core.record import TrialRecord
 from pipetune.core.study import Budget
-from pipetune.search.budget import CERTIFICATION_SHARE, Spending
-from pipetune.search.certify import ROUNDS
+from pipetune.search.budget import CERTIFICATION_SHARE, CHOOSING_SHARE, LEAST_ROUNDS, ROUNDS, Spending
 
 
 class Clock:
@@ -60,53 +59,69 @@ def test_time_for_certification_is_kept_back():
     spent, clock = spending(seconds=200.0)
     spent.set_up_s = 2.0
     done = records(9.0, 10.0, 11.0)
-    reserve_s = (ROUNDS - 1) * (9.0 + 2.0 + 11.0 + 2.0)
+    pair = [spent.fresh_s(9.0), spent.fresh_s(11.0)]
+    reserve_s = LEAST_ROUNDS * (9.0 + 2.0 + 11.0 + 2.0)
     # THEN a trial is allowed while it and the certification fit, and not a second longer
     clock.now_s += 200.0 - reserve_s - 10.0 - 1.0
-    assert spent.allows_trial(done, [9.0, 11.0])
+    assert spent.allows_trial(done, pair)
     clock.now_s += 2.0
-    assert not spent.allows_trial(done, [9.0, 11.0])
+    assert not spent.allows_trial(done, pair)
 
 
 def test_certification_keeps_back_no_more_than_its_share():
     spent, clock = spending(seconds=60.0)
-    spent.set_up_s = 1000.0
     clock.now_s += 60.0 * CERTIFICATION_SHARE - 11.0
-    assert spent.allows_trial(records(10.0), [10.0])
+    assert spent.allows_trial(records(10.0), [1010.0])
     clock.now_s += 2.0
-    assert not spent.allows_trial(records(10.0), [10.0])
+    assert not spent.allows_trial(records(10.0), [1010.0])
+
+
+def test_where_several_may_be_the_best_time_for_choosing_is_kept_back_too():
+    # GIVEN a leader and a baseline of 10 s, and three that have to be compared first
+    spent, clock = spending(seconds=1000.0)
+    pair, finalists = [10.0, 10.0], [10.0, 10.0, 10.0]
+    reserve_s = LEAST_ROUNDS * (sum(pair) + sum(finalists))
+    clock.now_s += 1000.0 - reserve_s - 10.0 + 1.0
+    assert not spent.allows_trial(records(10.0), pair, finalists)
+    assert spent.allows_trial(records(10.0), pair)
+
+
+def test_choosing_keeps_back_no_more_than_its_share():
+    spent, clock = spending(seconds=1000.0)
+    pair = [10.0, 10.0]
+    clock.now_s += 1000.0 - LEAST_ROUNDS * sum(pair) - CHOOSING_SHARE * 1000.0 - 11.0
+    assert spent.allows_trial(records(10.0), pair, [10.0] * 50)
+    clock.now_s += 2.0
+    assert not spent.allows_trial(records(10.0), pair, [10.0] * 50)
 
 
 @pytest.mark.parametrize(
-    ("left_s", "arms"),
+    ("left_s", "finalists"),
     [
-        (200.0, 4),  # 4 arms of 10 s, two rounds
-        (80.0, 4),
-        (79.0, 3),
-        (59.0, 2),
-        (0.0, 2),  # the leader and the baseline are always certified
+        (200.0, 3),
+        (100.0, 3),  # two rounds of 3 arms and of the pair, 10 s each
+        (99.0, 2),
+        (80.0, 2),
+        (79.0, 1),  # the leader meets the baseline unchosen
+        (0.0, 1),
     ],
 )
-def test_as_many_finalists_as_fit_are_certified(left_s, arms):
+def test_as_many_finalists_as_fit_are_compared(left_s, finalists):
     spent, clock = spending(seconds=500.0)
     clock.now_s += 500.0 - left_s
-    assert spent.affordable_arms([10.0, 10.0, 10.0, 10.0]) == arms
+    assert spent.affordable_finalists([10.0, 10.0, 10.0], [10.0, 10.0]) == finalists
 
 
-def test_the_baselines_own_cost_counts():
-    spent, _ = spending(seconds=100.0)
-    assert spent.affordable_arms([5.0, 5.0, 5.0, 60.0]) == 2
-    assert spent.affordable_arms([5.0, 5.0, 5.0, 30.0]) == 4
+def test_without_a_limit_of_time_all_finalists_are_compared():
+    assert spending(trials=5)[0].affordable_finalists([1000.0] * 9, [1000.0] * 2) == 9
 
 
-@pytest.mark.parametrize("arms", [1, 2, 4])
-def test_without_a_limit_of_time_all_finalists_are_certified(arms):
-    assert spending(trials=5)[0].affordable_arms([1000.0] * arms) == arms
-
-
-def test_a_baseline_alone_is_certified_however_dear():
-    spent, _ = spending(seconds=1.0)
-    assert spent.affordable_arms([1000.0]) == 1
+def test_choosing_goes_on_while_the_pair_still_fits():
+    spent, clock = spending(seconds=500.0)
+    clock.now_s += 500.0 - 75.0
+    assert spent.allows_choosing(30.0, [10.0, 10.0])
+    assert not spent.allows_choosing(40.0, [10.0, 10.0])
+    assert spending(trials=1)[0].allows_choosing(1e9, [1e9])
 
 
 def test_whichever_is_spent_first_ends_the_search():
@@ -119,12 +134,16 @@ def test_whichever_is_spent_first_ends_the_search():
 def test_two_rounds_are_always_made():
     spent, clock = spending(seconds=60.0)
     clock.now_s += 1000.0
-    assert [spent.allows_round(done, 30.0) for done in range(ROUNDS + 1)] == [True, True, False, False]
+    assert [spent.allows_verifying(done, 30.0) for done in range(4)] == [True, True, False, False]
 
 
 def test_a_third_round_is_made_where_it_fits():
     spent, clock = spending(seconds=60.0)
     clock.now_s += 20.0
-    assert spent.allows_round(2, 30.0)
-    assert not spent.allows_round(2, 50.0)
-    assert not spent.allows_round(ROUNDS, 1.0)
+    assert spent.allows_verifying(2, 30.0)
+    assert not spent.allows_verifying(2, 50.0)
+
+
+def test_rounds_end_even_where_time_does_not():
+    assert spending(trials=1)[0].allows_verifying(ROUNDS - 1, 1.0)
+    assert not spending(trials=1)[0].allows_verifying(ROUNDS, 1.0)

@@ -1,3 +1,6 @@
+import re
+import time
+
 import pytest
 from builders import facts, trial_config
 from lab import study_config
@@ -7,10 +10,12 @@ from pipetune.config import tuned_file
 from pipetune.core.diagnosis import Bottleneck
 from pipetune.core.measurement import FailureKind
 from pipetune.core.objective import Objective
-from pipetune.core.space import Amp
+from pipetune.core.record import CertificationState, Stage
+from pipetune.core.space import Amp, DeclaredSpace
 from pipetune.core.tuned import Status
 from pipetune.errors import InputError
-from pipetune.search.certify import ROUNDS
+from pipetune.search import budget
+from pipetune.search.budget import Spending
 
 BASELINE = trial_config(0)
 
@@ -65,15 +70,22 @@ def certified(lab, **changes):
     return runner, lab.run(study_config(trials=8, baseline=BASELINE), runner)
 
 
-def test_finalists_and_baseline_take_turns_every_other_round_backwards(lab):
-    runner, _ = certified(lab)
-    order = [call.config for call in runner.certified]
-    arms = len(order) // ROUNDS
-    rounds = [order[i * arms : (i + 1) * arms] for i in range(ROUNDS)]
-    assert arms >= 3
-    assert rounds[0][-1] == BASELINE
-    assert rounds == [rounds[0], rounds[0][::-1], rounds[0]]
-    assert len(set(rounds[0])) == arms
+def kept_rounds(lab, stage):
+    """Which configurations were measured together, round after round."""
+    return [[one.config for one in r.outcomes] for r in lab.store().certification().rounds if r.stage is stage]
+
+
+def test_finalists_take_turns_and_then_the_chosen_one_and_the_baseline(lab):
+    _, result = certified(lab)
+    choosing, verifying = (kept_rounds(lab, stage) for stage in Stage)
+    # THEN equals are compared in turns, without the baseline
+    assert len(choosing) >= 2
+    assert len(choosing[0]) >= 2
+    assert choosing[1] == choosing[0][::-1]
+    assert BASELINE not in choosing[0]
+    # AND the chosen one meets the baseline in turns
+    assert len(verifying) >= 2
+    assert verifying[:2] == [[result.tuned.config, BASELINE], [BASELINE, result.tuned.config]]
 
 
 def test_certification_follows_the_search_in_fresh_processes(lab):
@@ -81,11 +93,17 @@ def test_certification_follows_the_search_in_fresh_processes(lab):
     assert [call.fresh for call in runner.calls] == [False] * 8 + [True] * (len(runner.calls) - 8)
 
 
-def test_the_ceiling_is_measured_in_the_first_round_alone(lab):
+def test_every_certified_process_is_told_of(lab):
+    runner, _ = certified(lab)
+    assert [config for purpose, config in lab.told.began if purpose == "certify"] == [
+        call.config for call in runner.certified
+    ]
+
+
+def test_the_ceiling_is_measured_where_the_chosen_one_first_meets_the_baseline(lab):
     runner, result = certified(lab, facts=facts(gpu=True))
-    arms = len(runner.certified) // ROUNDS
-    assert [call.compute_only for call in runner.certified] == [True] * arms + [False] * arms * (ROUNDS - 1)
-    assert not any(call.compute_only for call in runner.calls if not call.fresh)
+    timed = [call.config for call in runner.calls if call.compute_only]
+    assert timed == [result.tuned.config, BASELINE]
     assert result.tuned.ceiling.limit == "compute"
     assert result.tuned.ceiling.samples_per_sec == pytest.approx(1.1 * 1300.0, rel=0.02)
 
@@ -95,9 +113,15 @@ def test_the_ceiling_without_a_gpu_is_the_cpus(lab):
     assert result.tuned.ceiling.limit == "cpu_compute"
 
 
-def test_figures_come_from_the_rounds_after_the_first(lab):
-    # GIVEN a machine that ran everything twice as fast in the first round
-    _, result = certified(lab, scale=lambda call: 2.0 if call.compute_only else 1.0)
+def test_figures_come_from_the_rounds_that_did_not_choose(lab):
+    # GIVEN a machine that ran everything twice as fast until the chosen one met the baseline
+    met = []
+
+    def scale(call):
+        met.append(call.compute_only)
+        return 1.0 if any(met) else 2.0
+
+    _, result = certified(lab, scale=scale)
     assert result.tuned.measured.steady_samples_per_sec.value == pytest.approx(1300.0, rel=0.02)
     assert result.tuned.baseline_measured.steady_samples_per_sec.value == pytest.approx(1000.0, rel=0.02)
 
@@ -110,9 +134,72 @@ def test_before_certification_every_host_is_ended(lab):
 def test_certification_is_kept_with_the_study(lab):
     _, result = certified(lab)
     kept = lab.store().certification()
-    assert kept.arms[-1].config == BASELINE
-    assert result.tuned.config in [arm.config for arm in kept.arms]
-    assert all(len(arm.rounds) == ROUNDS for arm in kept.arms)
+    assert (kept.state, kept.winner, kept.baseline) == (CertificationState.FINISHED, result.tuned.config, BASELINE)
+    assert kept.trials == 8
+    assert len(kept.arm(kept.winner).rounds) == len(kept.arm(BASELINE).rounds) >= 2
+    assert kept.seconds > 0
+
+
+def test_a_large_lead_takes_two_rounds_of_two(lab):
+    runner = ScriptedRunner(rate=lambda config: 8000.0 if config.num_workers == 4 else 1000.0)
+    one = DeclaredSpace(
+        num_workers=(0, 4), prefetch_factor=(2,), persistent_workers=(True,), pin_memory=(False,), batch_size=(64,)
+    )
+    result = lab.run(study_config(trials=4, baseline=BASELINE, search=one), runner)
+    assert result.tuned.status is Status.CERTIFIED
+    assert len(runner.certified) == 4
+
+
+def test_what_is_not_decided_is_told_in_figures(lab, monkeypatch):
+    # GIVEN a machine of 15 % noise, and no more than two rounds
+    monkeypatch.setattr(budget, "ROUNDS", 2)
+    runner = ScriptedRunner(rate=third_faster, drift=0.15, seed=1)
+    result = lab.run(study_config(trials=8, baseline=BASELINE), runner)
+    assert (result.tuned.status, result.tuned.config) == (Status.NO_GAIN, BASELINE)
+    (note,) = [note for note in result.summary.notes if note.startswith("not decided: ")]
+    assert re.search(r"made \+\d+\.\d % \([-+]\d+\.\d to \+\d+\.\d %\) in 2 rounds beside the baseline", note)
+
+
+@pytest.fixture
+def ten_seconds(monkeypatch):
+    """A clock that goes on by 10 s in every process, as a runner's scale."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Spending.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
+
+    def scale(_):
+        now[0] += 10.0
+        return 1.0
+
+    return scale
+
+
+@pytest.mark.parametrize("seconds", [125.0, 200.0, 400.0, 1000.0])
+def test_the_budget_of_time_holds_with_the_certification(lab, ten_seconds, seconds):
+    runner = ScriptedRunner(rate=third_faster, scale=ten_seconds)
+    result = lab.run(study_config(trials=None, seconds=seconds, baseline=BASELINE), runner)
+    assert result.summary.seconds <= seconds
+    assert result.tuned.status is Status.CERTIFIED
+    assert len(kept_rounds(lab, Stage.VERIFYING)) >= 2
+
+
+def test_where_time_is_short_the_leader_meets_the_baseline_unchosen(lab, ten_seconds):
+    # GIVEN equals to choose among, and time for little more than two rounds of two
+    runner = ScriptedRunner(rate=third_faster, scale=ten_seconds)
+    lab.run(study_config(trials=8, seconds=100.0, baseline=BASELINE), runner)
+    assert kept_rounds(lab, Stage.CHOOSING) == []
+    # AND with more of it they are compared
+    lab.run(
+        study_config(trials=8, seconds=1000.0, baseline=BASELINE), ScriptedRunner(rate=third_faster, scale=ten_seconds)
+    )
+    assert len(kept_rounds(lab, Stage.CHOOSING)) >= 2
+
+
+def test_where_time_is_short_fewer_are_compared(lab, ten_seconds):
+    # GIVEN 90 s after the search: two rounds of two and of the pair take 80, of three 100
+    runner = ScriptedRunner(rate=third_faster, scale=ten_seconds)
+    lab.run(study_config(trials=8, seconds=170.0, baseline=BASELINE), runner)
+    assert [len(arms) for arms in kept_rounds(lab, Stage.CHOOSING)] == [2, 2]
 
 
 def test_a_finalist_that_fails_is_out(lab):

@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,19 @@ from scripted import ScriptedRunner, fails_with, gpu_holds, loader_bound
 from pipetune.config import tuned_file
 from pipetune.core.measurement import FailureKind
 from pipetune.core.objective import Objective
+from pipetune.core.record import CertificationState
 from pipetune.core.space import DeclaredSpace
 from pipetune.core.tuned import Status
-from pipetune.errors import InterruptedStudyError, NothingWorksError, StudyConflictError, WorkloadError
+from pipetune.errors import InputError, InterruptedStudyError, NothingWorksError, StudyConflictError, WorkloadError
+from pipetune.search import budget
+from pipetune.search.budget import Spending
 from pipetune.search.sampler import params_of
 
 CONFIG = study_config(trials=6)
 WORKERS = DeclaredSpace(num_workers=(1, 2, 3, 4))
+FEW = DeclaredSpace(
+    num_workers=(1,), prefetch_factor=(2,), persistent_workers=(True,), pin_memory=(False,), batch_size=(64,)
+)
 RULE = trial_config(3, batch_size=256, accumulation_steps=1, persistent_workers=True)
 
 
@@ -60,7 +67,7 @@ def test_a_larger_budget_goes_on(lab):
     # THEN only what is new is measured, and the winner is certified anew
     assert len(more.searched) == 3
     assert len(result.records) == 9
-    assert len({record.config for record in result.records}) == 9
+    assert len({record.config for record in result.records}) == 8  # and the reference
     assert more.certified
     assert lab.store().certification().budget.trials == 9
 
@@ -141,6 +148,98 @@ def test_a_study_interrupted_while_it_was_certified_is_certified_next_time(lab):
     result = lab.run(CONFIG, rest)
     assert rest.searched == []
     assert result.tuned.status is Status.CERTIFIED
+
+
+def certified_configs(lab):
+    return [[one.config for one in r.outcomes] for r in lab.store().certification().rounds]
+
+
+def test_a_certification_goes_on_from_the_rounds_that_it_has(lab):
+    # GIVEN a study of a small gain on a noisy machine, which takes some rounds to certify
+    noisy = {"rate": lambda one: 1060.0 if one.num_workers else 1000.0, "drift": 0.03}
+    whole = runner(**noisy)
+    lab.run(CONFIG, whole)
+    rounds = certified_configs(lab)
+    assert len(rounds) >= 4
+    lab.journal.unlink()
+    # WHEN it is broken off in the last process
+    interrupted(lab, CONFIG, at=len(whole.calls) - 1, **noisy)
+    kept = lab.store().certification()
+    assert (kept.state, kept.winner) == (CertificationState.UNFINISHED, None)
+    assert certified_configs(lab) == rounds[:-1]
+    # THEN the next run does not measure again what is there, and comes to an end
+    rest = runner(**noisy)
+    result = lab.run(CONFIG, rest)
+    assert rest.searched == []
+    assert certified_configs(lab)[: len(rounds) - 1] == rounds[:-1]
+    assert len(processes(lab)) == sum(map(len, rounds[:-1])) + len(rest.certified)
+    assert lab.store().certification().state is CertificationState.FINISHED
+    assert result.tuned.status in {Status.CERTIFIED, Status.NO_GAIN}
+
+
+def test_an_interrupted_certification_is_charged_to_the_budget(lab, monkeypatch):
+    # GIVEN a clock that goes on by 10 s in every process
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def ten_seconds(_):
+        now[0] += 10.0
+        return 1.0
+
+    monkeypatch.setattr(Spending.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
+    # WHEN a signal breaks into the second round
+    interrupted(lab, CONFIG, at=9, scale=ten_seconds)
+    # THEN six trials and three processes were spent, one of them in vain
+    assert lab.store().summary().seconds == pytest.approx(90.0)
+    lab.run(CONFIG, runner(scale=ten_seconds))
+    assert lab.store().summary().seconds == pytest.approx(10.0 * (6 + 1 + len(processes(lab))))
+
+
+def processes(lab):
+    return [one for r in lab.store().certification().rounds for one in r.outcomes]
+
+
+def test_more_trials_ask_for_another_certification(lab):
+    # GIVEN a certification that was broken off after its first round
+    interrupted(lab, CONFIG, at=9)
+    assert len(certified_configs(lab)) == 1
+    # WHEN the study may search on
+    rest = runner()
+    lab.run(with_trials(CONFIG, 8), rest)
+    # THEN what it finds is certified too, from the start
+    assert len(rest.searched) == 2
+    assert len(processes(lab)) == len(rest.certified)
+    assert lab.store().certification().trials == 8
+
+
+def test_a_certification_that_was_not_decided_goes_on_with_more_budget(lab, monkeypatch):
+    # GIVEN a space that is exhausted, a gain of 12 % on a machine of 8 %, and two rounds only
+    config = study_config(trials=6, baseline=trial_config(0), search=FEW)
+    noisy = {"rate": lambda one: 1120.0 if one.num_workers else 1000.0, "drift": 0.08}
+    with monkeypatch.context() as patch:
+        patch.setattr(budget, "ROUNDS", 2)
+        assert lab.run(config, runner(**noisy)).tuned.status is Status.NO_GAIN
+    before = len(processes(lab))
+    # WHEN the same study may spend more
+    rest = runner(**noisy, seed=5)
+    lab.run(with_trials(config, 7), rest)
+    # THEN it goes on with the rounds that are there
+    assert rest.searched == []
+    assert len(processes(lab)) == before + len(rest.certified) > before
+
+
+def test_a_baseline_that_failed_in_certification_is_tried_again_next_time(lab):
+    config = study_config(trials=4, baseline=trial_config(0))
+    failing = {"fails": lambda call: FailureKind.CRASH if call.fresh and call.config == trial_config(0) else None}
+    assert lab.run(config, runner(**failing)).tuned.status is Status.PROVISIONAL
+    assert lab.run(config, runner()).tuned.status is Status.CERTIFIED
+
+
+def test_a_certification_of_an_earlier_version_is_refused(lab):
+    lab.run(CONFIG, runner())
+    lab.store().study.set_user_attr("certification", {"arms": [], "seconds": 1.0, "budget": {}})
+    with pytest.raises(InputError, match=r"the certification of the study cannot be read \(written by another version"):
+        lab.run(CONFIG, runner())
 
 
 def test_an_interrupted_run_does_not_replace_a_certified_file(lab):

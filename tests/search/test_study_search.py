@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from builders import facts, space, trial_config
 from lab import mismatched, study_config
@@ -8,6 +10,7 @@ from pipetune.core.measurement import FailureKind
 from pipetune.core.space import WORKERS_PER_CPU_LIMIT, Amp, DeclaredSpace
 from pipetune.core.tuned import Status
 from pipetune.errors import NothingWorksError
+from pipetune.search.reference import EVERY
 
 ONE_POINT = DeclaredSpace(
     num_workers=(2,), prefetch_factor=(2,), persistent_workers=(True,), batch_size=(64,), amp=(Amp.FP32,)
@@ -32,10 +35,13 @@ def test_failed_trials_count_too(lab):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_configuration_is_measured_twice(lab, seed):
+def test_no_configuration_but_the_reference_is_measured_twice(lab, seed):
     runner = ScriptedRunner(rate=loader_bound, facts=facts(gpu=True), seed=seed)
     lab.run(study_config(trials=20, seed=seed), runner)
-    assert len(set(runner.searched)) == 20
+    references = [config for purpose, config in lab.told.began if purpose == "reference"]
+    assert len(references) == 2
+    assert len(set(references)) == 1
+    assert len(set(runner.searched)) == 18
 
 
 def test_only_what_was_declared_is_measured(lab):
@@ -271,7 +277,7 @@ def test_progress_is_told_trial_by_trial(lab):
 
 
 def test_the_best_so_far_only_improves(lab):
-    lab.run(study_config(trials=10), ScriptedRunner(rate=loader_bound))
+    lab.run(study_config(trials=10), ScriptedRunner(rate=loader_bound, sigma=0.0, drift=0.0))
     rates = [best.measurement.steady().value for _, best in lab.told.ended]
     assert rates == sorted(rates)
 
@@ -285,3 +291,77 @@ def test_no_best_is_told_before_one_ran(lab):
 def test_a_provisional_result_is_written_after_every_trial(lab):
     lab.run(study_config(trials=5), ScriptedRunner(rate=loader_bound))
     assert [tuned.status for tuned in lab.written] == [Status.PROVISIONAL] * 5 + [Status.CERTIFIED]
+
+
+# --- the reference ---------------------------------------------------------------------------------------------
+
+
+def references(lab):
+    return [index for index, (purpose, _) in enumerate(lab.told.began) if purpose == "reference"]
+
+
+def test_the_reference_comes_back_every_few_trials(lab):
+    runner = ScriptedRunner(rate=loader_bound)
+    result = lab.run(study_config(trials=22), runner)
+    assert references(lab) == [EVERY, 2 * EVERY + 1, 3 * EVERY + 2]
+    # THEN it is the fastest of the first few, a trial like others, and known to Optuna as what it is
+    first = [(record.measurement.steady().value, record.config) for record in result.records[:4]]
+    assert {runner.searched[index] for index in references(lab)} == {max(first, key=lambda pair: pair[0])[1]}
+    assert len(result.records) == 22
+    assert mismatched(lab.store()) == {}
+
+
+def test_short_studies_have_no_reference(lab):
+    lab.run(study_config(trials=EVERY), ScriptedRunner(rate=loader_bound))
+    assert references(lab) == []
+
+
+def test_the_reference_goes_on_in_the_next_run(lab):
+    lab.run(study_config(trials=EVERY + 2), ScriptedRunner(rate=loader_bound))
+    lab.run(study_config(trials=2 * EVERY + 2), ScriptedRunner(rate=loader_bound))
+    # THEN it counts trials of the earlier run: its first return was trial 6, the next is trial 13
+    assert [lab.records()[index + EVERY + 2].number for index in references(lab)] == [2 * EVERY + 1]
+
+
+def test_a_reference_that_fails_once_is_no_end(lab):
+    runner = ScriptedRunner(
+        rate=loader_bound, fails=lambda call: FailureKind.CRASH if call.seen == 1 and not call.fresh else None
+    )
+    result = lab.run(study_config(trials=10), runner)
+    assert references(lab) == [EVERY]
+    assert result.records[EVERY].failure is not None
+    assert len(result.records) == 10
+    assert result.tuned.status is Status.CERTIFIED
+
+
+def test_drift_between_two_trials_of_the_reference_is_told_in_figures(lab):
+    # GIVEN a machine that is 20 % slower from the seventh trial on
+    runner = ScriptedRunner(rate=lambda _: 1000.0, drift=0.0, scale=lambda call: 0.8 if call.index >= EVERY else 1.0)
+    result = lab.run(study_config(trials=8, epochs=1), runner)
+    (note,) = [note for note in result.summary.notes if note.startswith("the reference ")]
+    assert re.search(
+        r"made [\d.]+ samples/s in trial \d and [\d.]+ \(-(19|20) %\) in trial 6: this machine is not steady", note
+    )
+
+
+@pytest.mark.parametrize("scale", [0.95, 1.0, 1.05])
+def test_a_steady_machine_is_no_news(lab, scale):
+    runner = ScriptedRunner(rate=lambda _: 1000.0, scale=lambda call: scale if call.index >= EVERY else 1.0)
+    result = lab.run(study_config(trials=8), runner)
+    assert not any(note.startswith("the reference ") for note in result.summary.notes)
+
+
+def test_a_difference_inside_the_noise_of_both_trials_is_no_news(lab):
+    # GIVEN trials that are not sure of their own rate to 20 %
+    runner = ScriptedRunner(rate=lambda _: 1000.0, sigma=0.3, scale=lambda call: 0.9 if call.index >= EVERY else 1.0)
+    result = lab.run(study_config(trials=8), runner)
+    assert not any(note.startswith("the reference ") for note in result.summary.notes)
+
+
+def test_a_lucky_repeat_of_the_reference_does_not_lead(lab):
+    # GIVEN a trial that is 70 % faster than all, and a reference that is twice as fast when it comes back
+    fast = {4: 1.7, EVERY: 2.0}
+    runner = ScriptedRunner(scale=lambda call: fast.get(call.index, 1.0))
+    lab.run(study_config(trials=8, epochs=1), runner)
+    assert [best.number for _, best in lab.told.ended][4:] == [4] * 4
+    assert references(lab) == [EVERY]

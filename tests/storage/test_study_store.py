@@ -1,6 +1,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -12,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState as OptunaState
 
 from pipetune.core.measurement import FailureKind, GpuUsage, Measurement, Phase, TrialFailure
-from pipetune.core.record import Arm, Certification, StudySummary
+from pipetune.core.record import Certification, CertificationState, Round, Stage, StudySummary
 from pipetune.core.space import Amp
 from pipetune.core.study import Budget
 from pipetune.core.throughput import EpochStart, Window
@@ -150,15 +151,34 @@ def test_the_summary_is_kept(journal):
 
 @pytest.mark.parametrize("budget", [Budget(seconds=60.0, trials=None), Budget(seconds=None, trials=8)])
 def test_the_certification_is_kept(journal, budget):
-    arms = tuple(
-        Arm(config=trial_config(count), rounds=(measurement(trial_config(count)), measurement(trial_config(count))))
-        for count in (4, 0)
+    leader, baseline = trial_config(4), trial_config(0)
+    rounds = (
+        Round(stage=Stage.CHOOSING, outcomes=(measurement(leader), failure(trial_config(3)))),
+        Round(stage=Stage.VERIFYING, outcomes=(measurement(leader), measurement(baseline))),
     )
-    certification = Certification(arms=arms, seconds=12.5, budget=budget)
+    certification = Certification(
+        baseline=baseline,
+        state=CertificationState.UNFINISHED,
+        winner=None,
+        rounds=rounds,
+        trials=8,
+        seconds=12.5,
+        budget=budget,
+    )
     store = opened(journal)
     assert store.certification() is None
     store.keep_certification(certification)
     assert StudyStore.read(journal).certification() == certification
+    finished = replace(certification, state=CertificationState.FINISHED, winner=leader)
+    store.keep_certification(finished)
+    assert StudyStore.read(journal).certification() == finished
+
+
+def test_a_certification_can_be_forgotten(journal):
+    store = opened(journal)
+    store.study.set_user_attr("certification", {"state": "finished"})
+    store.keep_certification(None)
+    assert store.certification() is None
 
 
 # --- what optuna is told ---------------------------------------------------------------------------------------

@@ -72,28 +72,28 @@ def read_indices(folder):
     return [int(line) for line in (folder / "read.txt").read_text().split()]
 
 
-def prepared(runner, *, warm_s, dataset_samples=64, workers=2):
+def prepared(runner, *, read_ahead_s, dataset_samples=64, workers=2):
     facts = runner.describe()
     assert facts.dataset_samples == dataset_samples
-    return runner.prepare(config(workers), dataset_samples=dataset_samples, warm_s=warm_s)
+    return runner.prepare(config(workers), dataset_samples=dataset_samples, compare_s=0.5, read_ahead_s=read_ahead_s)
 
 
 def test_samples_that_workers_read_otherwise_are_found(tmp_path):
     with hosts(tmp_path, SHARED_HANDLE) as runner:
-        found = prepared(runner, warm_s=0).comparison
+        found = prepared(runner, read_ahead_s=0).comparison
     assert found.agreement is SampleAgreement.DIFFERENT
     assert found.different > 0
 
 
 def test_equal_samples_are_equal(tmp_path):
     with hosts(tmp_path, "def build(): return workload(dataset=Rows(64))") as runner:
-        found = prepared(runner, warm_s=0).comparison
+        found = prepared(runner, read_ahead_s=0).comparison
     assert (found.agreement, found.compared) == (SampleAgreement.EQUAL, 64)
 
 
 def test_what_is_in_memory_needs_no_reading_ahead(tmp_path):
     with hosts(tmp_path, "def build(): return workload(dataset=Rows(10**6, sleep_s=0.002))") as runner:
-        ahead = prepared(runner, warm_s=30, dataset_samples=10**6).read_ahead
+        ahead = prepared(runner, read_ahead_s=30, dataset_samples=10**6).read_ahead
         assert ahead.end is ReadAheadEnd.IN_MEMORY
         outcome = runner.run(config(1), QUICK)
     assert outcome.cache is CacheState.WARM
@@ -103,7 +103,7 @@ def test_what_is_in_memory_needs_no_reading_ahead(tmp_path):
 def test_a_small_dataset_is_read_whole_and_trials_are_warm(tmp_path):
     write_rows(tmp_path, 64)
     with hosts(tmp_path, FILES) as runner:
-        ahead = prepared(runner, warm_s=30).read_ahead
+        ahead = prepared(runner, read_ahead_s=30).read_ahead
         assert (ahead.end, ahead.samples) == (ReadAheadEnd.WHOLE_EPOCH, 64)
         outcome = runner.run(config(1), QUICK)
     assert isinstance(outcome, Measurement), outcome
@@ -114,7 +114,7 @@ def test_trials_keep_to_what_was_read_ahead_in_time(tmp_path):
     # GIVEN a dataset that takes far longer to read than there is time for
     write_rows(tmp_path, 4096)
     with hosts(tmp_path, FILES, options={"length": 4096}) as runner:
-        ahead = prepared(runner, warm_s=0.6, dataset_samples=4096).read_ahead
+        ahead = prepared(runner, read_ahead_s=0.6, dataset_samples=4096).read_ahead
         assert ahead.end is ReadAheadEnd.TIME
         known = set(read_indices(tmp_path))
         for trial in (config(0), config(1, batch_size=8), config(2)):
@@ -127,7 +127,7 @@ def test_a_dataset_larger_than_memory_is_read_on_and_on(tmp_path, monkeypatch):
     write_rows(tmp_path, 4096)
     monkeypatch.setattr("pipetune.trial.runner.available_memory_bytes", lambda: 2 * 2**22)
     with hosts(tmp_path, FILES, options={"length": 4096}) as runner:
-        ahead = prepared(runner, warm_s=30, dataset_samples=4096).read_ahead
+        ahead = prepared(runner, read_ahead_s=30, dataset_samples=4096).read_ahead
         assert ahead.end is ReadAheadEnd.MEMORY
         before = len(read_indices(tmp_path))
         first = runner.run(config(0), QUICK)
@@ -142,7 +142,7 @@ def test_a_dataset_larger_than_memory_is_read_on_and_on(tmp_path, monkeypatch):
 def test_a_cold_study_reads_nothing_ahead(tmp_path):
     write_rows(tmp_path, 64)
     with hosts(tmp_path, FILES, cache=CachePolicy.COLD) as runner:
-        assert prepared(runner, warm_s=30).read_ahead is None
+        assert prepared(runner, read_ahead_s=30).read_ahead is None
 
 
 def test_workers_that_fail_while_reading_ahead_are_told(tmp_path):
@@ -157,7 +157,7 @@ def test_workers_that_fail_while_reading_ahead_are_told(tmp_path):
         return workload(dataset=Broken(64))
     """
     with hosts(tmp_path, code) as runner:
-        found = prepared(runner, warm_s=1)
+        found = prepared(runner, read_ahead_s=1)
         assert "no sample" in found.failure.message
         # AND trials without workers go on
         assert isinstance(runner.run(config(0), QUICK), Measurement)

@@ -1,0 +1,127 @@
+"""The search: trial after trial until the budget, the space or the patience ends."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pipetune.core.record import TrialRecord, TrialState
+from pipetune.core.space import TrialConfig, widened
+from pipetune.search.certify import question
+from pipetune.search.failures import is_beyond
+from pipetune.search.ledger import Ledger
+from pipetune.search.plan import seeds
+from pipetune.search.reference import due_reference
+from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, params_of
+from pipetune.search.setting import Setting
+from pipetune.search.trials import Trials
+
+LIKE_FAILURES_LIMIT = 5
+"""The search ends when so many trials in a row failed in the same way."""
+WAITING_PERCENT = 10.0
+"""A leader at the top of the worker range that still waits this much for data gets a wider range."""
+
+
+class SearchLoop:
+    """Asks the sampler, runs what it proposes, and widens the space where the leader says so."""
+
+    def __init__(self, setting: Setting, ledger: Ledger, sampler: SpaceSampler, trials: Trials) -> None:
+        self._setting = setting
+        self._ledger = ledger
+        self._sampler = sampler
+        self._trials = trials
+        self._reference: TrialConfig | None = None
+
+    def run(self, start_from: TrialConfig | None) -> None:
+        """Search from the rules on, and from an older result before them."""
+        for seed in self._seeds(start_from):
+            self._sampler.queue(seed)
+        while self._may_go_on():
+            self._queue_reference()
+            try:
+                trial, config = self._sampler.ask(self._setting.store.study)
+            except SpaceExhaustedError:
+                self._ledger.note("every configuration that can work here has been measured")
+                return
+            self._run(trial, config)
+            if self._fails_alike():
+                return
+
+    def _run(self, trial: Any, config: TrialConfig) -> None:
+        if config == self._reference:
+            self._reference = None
+            self._trials.run(trial, config, "reference")
+        elif config in self._ledger.space and is_open(config, self._ledger):
+            self._trials.run(trial, config, "search")
+            self._widen()
+        else:
+            # Enqueued by another program.
+            self._setting.store.abandon(trial)
+
+    def _may_go_on(self) -> bool:
+        """Whether a trial fits beside the certification of what leads now."""
+        records, ledger = self._ledger.records(), self._ledger
+        spending = self._setting.spending
+        seconds = {record.config: spending.fresh_s(record.seconds) for record in ledger.best_first()}
+        if not seconds:
+            return spending.allows_trial(records, [])
+        asked = question(records, ledger.baseline, ledger.yardstick())
+        pair = [seconds.get(config, 0.0) for config in (*asked.line[:1], asked.baseline)]
+        finalists = [seconds[config] for config in asked.finalists()]
+        return spending.allows_trial(records, pair, finalists if len(finalists) > 1 else ())
+
+    def _queue_reference(self) -> None:
+        due = due_reference(self._ledger.records(), self._setting.plan)
+        if due is not None and self._reference is None:
+            self._reference = due
+            self._sampler.queue_next(due)
+
+    def _seeds(self, start_from: TrialConfig | None) -> list[TrialConfig]:
+        """An older result, moved into this space, and the rules; without what was measured already."""
+        older = []
+        with suppress(SpaceExhaustedError):
+            older = [self._sampler.nearest_open(params_of(start_from))] if start_from else []
+        rules = seeds(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
+        tried = self._ledger.tried()
+        return [config for config in dict.fromkeys([*older, *rules]) if config not in tried]
+
+    def _fails_alike(self) -> bool:
+        """Whether the last trials all failed, and in one way: the next would too."""
+        last = self._ledger.records_of_this_run()[-LIKE_FAILURES_LIMIT:]
+        kinds = {record.failure.kind if record.failure else None for record in last}
+        if len(last) < LIKE_FAILURES_LIMIT or len(kinds) > 1 or last[0].state is not TrialState.FAILED:
+            return False
+        self._ledger.note(f"stopped searching: {len(last)} trials in a row failed with {kinds.pop()}")
+        return True
+
+    def _widen(self) -> None:
+        """Allow more workers where the leader has the most and still waits for data."""
+        ledger, best = self._ledger, self._ledger.best_first()
+        if self._setting.config.search.num_workers != "auto" or not best or not _wants_more(best[0], ledger):
+            return
+        wider = widened(ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
+        if wider is ledger.space:
+            return
+        ledger.space = wider
+        self._sampler.use(wider)
+        leader = best[0].config
+        more = wider.num_workers[-1]
+        prefetch = leader.prefetch_factor or wider.prefetch_factor[0]
+        self._sampler.queue(replace(leader, num_workers=more, prefetch_factor=prefetch))
+        ledger.keep_summary()
+        ledger.note(
+            f"the best so far uses all {leader.num_workers} workers that were allowed and still waits "
+            f"for data: up to {more} are tried"
+        )
+
+
+def _wants_more(leader: TrialRecord, ledger: Ledger) -> bool:
+    is_at_top = leader.config.num_workers == ledger.space.num_workers[-1]
+    return is_at_top and leader.measurement is not None and leader.measurement.data_wait_percent() >= WAITING_PERCENT
+
+
+def is_open(config: TrialConfig, ledger: Ledger) -> bool:
+    """Whether a configuration was not tried yet and is not beyond a memory limit that was met."""
+    records = ledger.records()
+    if any(record.config == config and not ledger.is_old_failure(record) for record in records):
+        return False
+    return not any(record.failure is not None and is_beyond(config, record.failure) for record in records)
