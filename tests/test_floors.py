@@ -40,7 +40,16 @@ DOORS = {
 }
 
 TORCH_ROOMS = {"training", "workloads", "integrations"}
-TORCH_FILES = {"trial/device.py", "trial/session.py", "trial/loader.py", "trial/stream.py", "trial/samples.py", "trial/randomness.py", "trial/watch.py", "trial/facts.py"}
+TORCH_FILES = {
+    "trial/device.py",
+    "trial/facts.py",
+    "trial/loader.py",
+    "trial/randomness.py",
+    "trial/samples.py",
+    "trial/session.py",
+    "trial/stream.py",
+    "trial/watch.py",
+}
 
 
 def sources() -> list[Path]:

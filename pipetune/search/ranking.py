@@ -45,11 +45,14 @@ def _as_one(group: Sequence[TrialRecord]) -> TrialRecord:
 
 
 def ranked(records: Sequence[TrialRecord], yardstick: Yardstick) -> list[TrialRecord]:
-    """Measured configurations, best first; for pareto the fastest first."""
+    """Measured configurations, best first; for pareto the fastest first.
 
-    def key(record: TrialRecord) -> float:
+    Those that had to clear the GPU's memory to go on come last: training meets longer samples than they did.
+    """
+
+    def key(record: TrialRecord) -> tuple[bool, float]:
         assert record.measurement is not None
-        return yardstick.of(record.measurement)
+        return not record.measurement.allocation_retries, yardstick.of(record.measurement)
 
     return sorted(merged(records), key=key, reverse=True)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pipetune.search.failures import table_of_reasons
 from pipetune.search.ledger import Ledger
 from pipetune.search.loop import SearchLoop, is_open
 from pipetune.search.plan import default_baseline
+from pipetune.search.prepare import prepare
 from pipetune.search.progress import Progress
 from pipetune.search.result import Results
 from pipetune.search.sampler import SpaceSampler
@@ -94,7 +96,7 @@ class StudyRun:
             hardware=self._hardware,
             facts=facts,
             plan=plan,
-            limits=self._limits,
+            limits=replace(self._limits, epoch_samples=plan.epoch_samples),
             store=store,
             spending=spending,
             progress=self._progress,
@@ -134,6 +136,7 @@ class StudyRun:
 
     def _search(self, setting: Setting, ledger: Ledger, trials: Trials) -> None:
         """The baseline first, then what may be better."""
+        prepare(setting, ledger)
         sampler = SpaceSampler(ledger.space, seed=self._config.seed, is_open=partial(is_open, ledger=ledger))
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()

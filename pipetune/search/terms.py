@@ -1,6 +1,6 @@
 """The terms of a study, from what was asked for and what was found: pure functions of values."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,10 @@ def training_plan(config: StudyConfig, facts: WorkloadFacts) -> TrainingPlan:
 
 
 def resolved_space(config: StudyConfig, facts: WorkloadFacts, hardware: HardwareProfile) -> SearchSpace:
-    """What the config's search means for this workload on this machine."""
+    """What the config's search means for this workload on this machine.
+
+    Kept workers are not tried where the dataset has a set_epoch(), unless the config asks for them.
+    """
     limits = MachineLimits(
         cpus_usable=hardware.cpus_usable,
         has_accelerator=facts.has_accelerator,
@@ -44,7 +47,12 @@ def resolved_space(config: StudyConfig, facts: WorkloadFacts, hardware: Hardware
         largest_batch=None if facts.is_iterable else facts.dataset_samples,
         fixed_batch=facts.fixed_batch,
     )
-    return resolve(config.search, limits, effective_batch_size=config.effective_batch_size)
+    space = resolve(config.search, limits, effective_batch_size=config.effective_batch_size)
+    is_stale = facts.traits.dataset_has_set_epoch and config.search.persistent_workers == "auto"
+    if is_stale and False in space.persistent_workers:
+        # Kept workers hold the dataset as it was, and would train on the order of the first epoch for ever.
+        space = replace(space, persistent_workers=(False,))
+    return space
 
 
 def study_key(config: StudyConfig, plan: TrainingPlan, hardware: HardwareProfile, facts: WorkloadFacts) -> StudyKey:

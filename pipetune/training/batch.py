@@ -14,13 +14,17 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 
     Anything else with a `.to` of its own (a BatchEncoding, a PackedSequence) is moved by it.
     """
-    # What most batches are comes first: this runs in each step, with everything else in the CPU's caches.
+    # What most batches are comes first: this runs in every step.
     if type(batch) in {tuple, list}:
         return type(batch)([to_device(value, device, non_blocking=non_blocking) for value in batch])
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)
     if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
         return _by_its_own_to(batch, device, non_blocking=non_blocking)
+    return _container_to(batch, device, non_blocking=non_blocking)
+
+
+def _container_to(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
     if isinstance(batch, Mapping):
         moved = {key: to_device(value, device, non_blocking=non_blocking) for key, value in batch.items()}
         return moved if type(batch) is dict else _rebuilt_mapping(batch, moved)

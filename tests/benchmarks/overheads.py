@@ -91,9 +91,7 @@ def loop_overhead(rounds: int, seconds: float) -> None:
     # More threads than idle cores make every step wait for the slowest, and nothing of a per cent can be seen.
     torch.set_num_threads(1)
     print(f"\nmeasuring loop against the plain loop, samples/s, {rounds} rounds of {seconds:g} s in turns, 1 thread")
-    print(
-        f"{'workload':<16}{'measured':>12}{'plain':>12}{'median ratio':>14}{'interval':>14}{'least':>8}{'most':>8}"
-    )
+    print(f"{'workload':<16}{'measured':>12}{'plain':>12}{'median ratio':>14}{'interval':>14}{'least':>8}{'most':>8}")
     for name in WORKLOADS:
         session = Session(build_workload(spec(name)), resolve_device("auto"), seed=0)
         session.begin(config())

@@ -31,6 +31,10 @@ class RunnerContract:
         assert facts.has_accelerator == (facts.device_uuid is not None)
         assert facts.dataset_samples is None or facts.dataset_samples > 0
 
+    def test_it_prepares_before_any_trial(self, runner, facts, working):
+        found = runner.prepare(working[1], dataset_samples=facts.dataset_samples, compare_s=0.2, read_ahead_s=0.4)
+        assert found.failure is None
+
     def test_what_works_is_measured(self, measured, working):
         assert all(isinstance(outcome, Measurement) for outcome in measured)
         assert [outcome.config for outcome in measured] == list(working)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from builders import facts, usage
 
-from pipetune.core.facts import WorkloadFacts
+from pipetune.core.facts import Preparation, WorkloadFacts
 from pipetune.core.measurement import FailureKind, GpuUsage, Measurement, Phase, TrialFailure, TrialOutcome
 from pipetune.core.space import Amp, TrialConfig
 from pipetune.core.throughput import EpochStart, Window
@@ -82,7 +82,9 @@ class ScriptedRunner:
     facts: WorkloadFacts = field(default_factory=facts)
     refuses: str | None = None
     interrupts: frozenset[int] = frozenset()
+    preparation: Preparation = field(default_factory=Preparation)
     seed: int = 0
+    prepared_with: list[TrialConfig] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     closed_after: list[int] = field(default_factory=list)
 
@@ -94,6 +96,15 @@ class ScriptedRunner:
         if self.refuses is not None:
             raise WorkloadError("workload.target: build raised ValueError", self.refuses)
         return self.facts
+
+    def prepare(
+        self, config: TrialConfig, *, dataset_samples: int | None, compare_s: float, read_ahead_s: float
+    ) -> Preparation:
+        assert dataset_samples == self.facts.dataset_samples
+        assert compare_s > 0
+        assert read_ahead_s > 0
+        self.prepared_with.append(config)
+        return self.preparation
 
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False
