@@ -38,6 +38,8 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the plain process must not load what it is compared with
+    from collections.abc import Callable, Iterator
+
     from pipetune.core.space import SearchSpace, TrialConfig
     from pipetune.core.study import WorkloadSpec
     from pipetune.trial.runner import HostRunner
@@ -107,9 +109,9 @@ SETTINGS = {
         "images": Setting(
             options={"images": 1000, "virtual_length": 200_000, "crop": 224, "depth": 50, "classes": 1000},
             effective_batch_size=256,
-            step_limit_s=1.3,
+            step_limit_s=0.8,
         ),
-        "tokens": Setting(options={"virtual_length": 100_000}, effective_batch_size=64, step_limit_s=1.3),
+        "tokens": Setting(options={"virtual_length": 100_000}, effective_batch_size=64, step_limit_s=0.8),
     },
 }
 
@@ -241,10 +243,13 @@ def plain() -> None:
 def plain_rates(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
     """The steady rate of a point, then its rate over whole epochs."""
     loop.configure(job["config"])
-    if loop.device.type == "cuda":
-        loop.torch.cuda.empty_cache()
     steady = loop.steady_rate(job["seconds"])
-    return {"steady": steady, "effective": loop.effective_rate(job["epoch_samples"])}
+    effective = loop.effective_rate(job["epoch_samples"])
+    if loop.device.type == "cuda":
+        # The trial's process wants the memory now.
+        loop.optimizer.zero_grad(set_to_none=True)
+        loop.torch.cuda.empty_cache()
+    return {"steady": steady, "effective": effective}
 
 
 def plain_probe(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
@@ -497,8 +502,8 @@ def measure_plain(bench: Bench, process: PlainProcess, case: Case) -> None:
     case.plain_effective.append(answer["effective"])
 
 
-def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) -> None:
-    """All repeats of one workload's points, points and sides in random order."""
+def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) -> Iterator[int]:
+    """One repeat after another, with points and sides in random order."""
     rng = random.Random(f"{bench.seed} order {cases[0].workload}")
     runner = bench.runner(cases[0].workload, logs)
     try:
@@ -513,6 +518,7 @@ def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) 
                         if case.failure is None:
                             side()
                     say(f"[{time.monotonic() - began:5.0f} s] {told(case, repeat)}")
+            yield repeat
     finally:
         runner.close()
 
@@ -590,7 +596,8 @@ def header(bench: Bench) -> list[str]:
     ]
 
 
-def run(bench: Bench, workloads: list[str], count: int) -> str:
+def run(bench: Bench, workloads: list[str], count: int, keep: Callable[[str], None]) -> str:
+    """The tables; `keep` gets them after each repeat, as far as they have come."""
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         logs = Path(folder)
@@ -600,9 +607,15 @@ def run(bench: Bench, workloads: list[str], count: int) -> str:
             for cases, start_s in chosen.values()
         )
         say(f"estimate: {estimate / 60:.1f} min from here on, besides {time.monotonic() - began:.0f} s so far")
-        for cases, _ in chosen.values():
-            measure_workload(bench, cases, logs, began)
-    cases = [case for cases, _ in chosen.values() for case in cases]
+        cases = [case for cases, _ in chosen.values() for case in cases]
+        for own, _ in chosen.values():
+            for _ in measure_workload(bench, own, logs, began):
+                keep(tables(bench, cases, began))
+    return tables(bench, cases, began)
+
+
+def tables(bench: Bench, cases: list[Case], began: float) -> str:
+    cases = [case for case in cases if case.failure is not None or (case.trials and case.plain_steady)]
     within = sum(is_within(case, kind) for case in cases for kind in ("steady", "effective"))
     lines = [*header(bench), *table(cases, "steady"), *table(cases, "effective"), *repeats(cases)]
     return "\n".join(
@@ -645,11 +658,15 @@ def main() -> None:
     unknown = set(given.workloads or ()) - set(SETTINGS[given.device])
     if unknown:
         raise SystemExit(f"on {given.device} there is no setting for {', '.join(sorted(unknown))}")
-    text = run(bench, given.workloads or list(SETTINGS[given.device]), given.configs)
+
+    def keep(text: str) -> None:
+        if given.out is not None:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(text + "\n")
+
+    text = run(bench, given.workloads or list(SETTINGS[given.device]), given.configs, keep)
+    keep(text)
     print(text)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
