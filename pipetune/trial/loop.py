@@ -37,15 +37,17 @@ BACK_ON_LINE = 0.95
 """An epoch start is over when a stretch runs at this share of the steady rate."""
 BURSTY_WAIT_PERCENT = 5.0
 """From this share of time waiting for data on, batches are taken to arrive in bursts."""
-EPOCH_START_LIMIT_S = 10.0
-"""A stream that has not come back to its steady rate by then is taken as it is."""
+EPOCH_START_STRETCHES = 3
+"""By then each worker has given several batches: a stream that is still slower is so for another reason."""
 RELEVANT_EPOCH_START = 0.01
 """An epoch start that costs less than this share of an epoch is measured once; a dearer one several times."""
 EPOCH_STARTS = 3
 EPOCH_STARTS_LIMIT_S = 10.0
 """No further epoch start is measured after so many seconds of them."""
+WHOLE_EPOCH_S = 3.0
+"""Epochs up to so long are measured whole: that needs no guess of where their start ends."""
 WHOLE_EPOCHS_S = 1.0
-"""Epochs shorter than a window are measured whole, for at least so long."""
+"""For how long whole epochs are measured, at least."""
 
 COMPUTE_STRETCHES = 4
 """Stretches in which the step is timed alone."""
@@ -254,12 +256,12 @@ class Loop:
         return starts
 
     def _is_short(self, rate: float) -> bool:
-        """Whether an epoch is over before anything is steady."""
+        """Whether whole epochs can be measured, or must be, since they are over before anything is steady."""
         samples = self._limits.epoch_samples
         if samples is None:
             return False
         least = max(group_batches(self._config, self._config.num_workers), 2 * self._queued)
-        return samples <= max(least * self._config.batch_size, rate * self._limits.window_s)
+        return samples <= max(least * self._config.batch_size, rate * WHOLE_EPOCH_S)
 
     def _whole_epochs(self, rate: float) -> list[_Start]:
         """Several epochs in a row, from the first request to the last batch: what exceeds the steady rate is lost.
@@ -318,15 +320,14 @@ class Loop:
         self._endless.restart()
         first_batch_s = self._first_batch_s()
         stream.train_batches(chunk - 1)  # the burst that the first batch came with
-        restarted = stream.now()
-        while True:
+        for _ in range(EPOCH_START_STRETCHES - 1):
             chunk_began, chunk_samples = stream.now(), stream.samples
             stream.train_batches(chunk)
             self._arrive(Phase.EPOCH_END)
             now = stream.now()
-            is_back = stream.samples - chunk_samples >= BACK_ON_LINE * rate * (now - chunk_began)
-            if is_back or now - restarted > EPOCH_START_LIMIT_S:
-                return _Start(lost_s=now - began - (stream.samples - samples) / rate, first_batch_s=first_batch_s)
+            if stream.samples - chunk_samples >= BACK_ON_LINE * rate * (now - chunk_began):
+                break
+        return _Start(lost_s=now - began - (stream.samples - samples) / rate, first_batch_s=first_batch_s)
 
     def _first_batch_s(self) -> float:
         """Start an epoch and train on its first batch, if there is one; how long it took to come."""

@@ -5,15 +5,22 @@ from builders import facts, failure, measurement, trial_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipetune.core.cache import ReadAhead, ReadAheadEnd
 from pipetune.core.measurement import Phase
+from pipetune.core.samples import SampleDigests
 from pipetune.core.study import WorkloadSpec
 from pipetune.trial.protocol import (
     FailedEvent,
     MeasuredEvent,
     MeasureLimits,
     PhaseEvent,
+    ReadAheadEvent,
+    ReadAheadRequest,
+    ReadPart,
+    ReadSamplesRequest,
     ReadyEvent,
     RefusedEvent,
+    SamplesEvent,
     SetUpRequest,
     TrialRequest,
     decode_event,
@@ -26,12 +33,23 @@ REQUESTS = [
     SetUpRequest(spec=SPEC, device="cpu", seed=3, serial=True),
     TrialRequest(config=trial_config(2), limits=MeasureLimits(), compute_only=True, cold=False),
     TrialRequest(config=trial_config(0), limits=MeasureLimits(max_s=1), compute_only=False, cold=True),
+    TrialRequest(
+        config=trial_config(1),
+        limits=MeasureLimits(epoch_samples=7, until_warm=False),
+        compute_only=False,
+        cold=False,
+        part=ReadPart(first=3, count=None, seed=1),
+    ),
+    ReadSamplesRequest(config=trial_config(2), indices=(0, 5), limit_s=2.0, one_thread=True),
+    ReadAheadRequest(config=trial_config(2), dataset_samples=None, seed=0, seconds=9.5, memory_bytes=2**40),
 ]
 EVENTS = [
     PhaseEvent(phase=Phase.WARM_UP),
     ReadyEvent(facts=facts()),
-    MeasuredEvent(measurement=measurement()),
-    MeasuredEvent(measurement=measurement(compute_only_samples_per_sec=math.inf)),
+    MeasuredEvent(measurement=measurement(), samples=1024),
+    MeasuredEvent(measurement=measurement(compute_only_samples_per_sec=math.inf), samples=0),
+    SamplesEvent(digests=SampleDigests(asked=3, indices=(0, 7), digests=("a", None))),
+    ReadAheadEvent(read_ahead=ReadAhead(samples=9, read_bytes=2**40, seconds=1.5, end=ReadAheadEnd.MEMORY)),
     FailedEvent(failure=failure(message="line 1\nline 2 é")),
     RefusedEvent(message="no", traceback_text="Traceback\n  a\n"),
 ]
