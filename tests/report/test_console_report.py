@@ -1,9 +1,10 @@
 """The report for people, as exact text in 80 columns; tests/report/golden holds what it must be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import PLAN, facts, space
+from builders import PLAN, facts, measurement, space, trial_config, windows
 from made_results import (
     RECORDS,
     certified,
@@ -20,8 +21,8 @@ from made_results import (
 )
 
 from pipetune.core.measurement import FailureKind
-from pipetune.core.record import Validation
-from pipetune.report.console import duration, rate, trials_table, validation_text
+from pipetune.core.record import TrialRecord, Validation
+from pipetune.report.console import MAX_REMARKS, duration, rate, remark_lines, trials_table, validation_text
 
 GOLDEN = Path(__file__).parent / "golden"
 ESCAPE = "\x1b[31m\x1b]0;owned\x07red\x1b[0m"
@@ -140,6 +141,36 @@ def test_an_unknown_spread_is_a_question_mark():
         )
     ).splitlines()[1:]
     assert " ? " in row
+
+
+def remarkable(number, **changes):
+    config = trial_config(number)
+    return TrialRecord(number=number, config=config, outcome=measurement(config, **changes), seconds=9.0)
+
+
+def test_what_should_be_known_of_trials_stands_below_them():
+    records = [
+        remarkable(0),
+        remarkable(1, settled=False),
+        remarkable(2, settled=False, interference=("other processes used 1.2 of 2 CPUs",)),
+        remarkable(3, allocation_retries=4, drained_samples=100.0),
+    ]
+    lines = remark_lines(records)
+    assert lines[0] == "trials 1, 2: unstable: the rate did not settle in the time for it"
+    assert lines[1] == "trial 2: other processes used 1.2 of 2 CPUs"
+    assert lines[2].startswith("trial 3: ready batches were still falling, which would have flattered the rate by ")
+    assert lines[3] == "trial 3: the GPU's memory was so full that it had to be cleared 4 times"
+
+
+def test_many_remarks_are_cut_and_counted():
+    lines = remark_lines([remarkable(number, interference=(f"cause {number}",)) for number in range(20)])
+    assert len(lines) == MAX_REMARKS
+    assert lines[-1] == f"and {20 - MAX_REMARKS + 1} more remarks, which --json tells"
+
+
+def test_cold_trials_are_called_so():
+    cold = tuple(replace(window, read_bytes=2**30) for window in windows([1000.0] * 8))
+    assert remark_lines([remarkable(1, windows=cold)]) == ["trial 1: cold: its data came from storage"]
 
 
 def test_one_trial_is_not_plural():
