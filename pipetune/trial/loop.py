@@ -44,10 +44,10 @@ RELEVANT_EPOCH_START = 0.01
 EPOCH_STARTS = 3
 EPOCH_STARTS_LIMIT_S = 10.0
 """No further epoch start is measured after so many seconds of them."""
-WHOLE_EPOCH_S = 3.0
-"""Epochs up to so long are measured whole: that needs no guess of where their start ends."""
-WHOLE_EPOCHS_S = 1.0
-"""For how long whole epochs are measured, at least."""
+WHOLE_EPOCH_SHARE = 0.75
+"""Epochs up to this share of the least measuring time are measured whole: no guess of where their start ends."""
+WHOLE_EPOCHS_SHARE = 0.25
+"""Whole epochs are measured for this share of it, at least."""
 
 COMPUTE_STRETCHES = 4
 """Stretches in which the step is timed alone."""
@@ -261,7 +261,7 @@ class Loop:
         if samples is None:
             return False
         least = max(group_batches(self._config, self._config.num_workers), 2 * self._queued)
-        return samples <= max(least * self._config.batch_size, rate * WHOLE_EPOCH_S)
+        return samples <= max(least * self._config.batch_size, rate * WHOLE_EPOCH_SHARE * self._limits.min_s)
 
     def _whole_epochs(self, rate: float) -> list[_Start]:
         """Several epochs in a row, from the first request to the last batch: what exceeds the steady rate is lost.
@@ -292,7 +292,7 @@ class Loop:
 
     def _has_enough_epochs(self, ends_s: Sequence[float]) -> bool:
         count, seconds = len(ends_s) - 1, ends_s[-1] - ends_s[0]
-        is_enough = count >= EPOCH_STARTS and seconds >= WHOLE_EPOCHS_S
+        is_enough = count >= EPOCH_STARTS and seconds >= WHOLE_EPOCHS_SHARE * self._limits.min_s
         return count >= MIN_WINDOWS and (is_enough or seconds >= EPOCH_STARTS_LIMIT_S)
 
     def _whole_epoch(self) -> float:

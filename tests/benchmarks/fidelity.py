@@ -48,8 +48,8 @@ EPOCHS = 3
 TOLERANCE_PERCENT = 2.0
 WARM_UP_S = 1.0
 WARM_UP_STEPS = 2
-MOST_TIMES = 3
-"""A trial that does not settle takes this many times the seconds that it takes at least."""
+MOST_S = 8.0
+"""Windows of a trial that does not settle; all else is as in a study of four minutes."""
 LEAST_STEPS = 3
 """Optimizer steps of the steady stretch, at least."""
 LEAST_EPOCH_STEPS = 2
@@ -458,17 +458,17 @@ def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Ca
 def estimated_s(bench: Bench, case: Case) -> float:
     """Seconds of one repeat: a trial, then the plain loops."""
     epoch_start_s = 0.3 if bench.device == "cpu" else 1.5
-    trial = 1.0 + max(MOST_TIMES / 2 * bench.seconds, 2 * case.step_s) + 4 * case.step_s + 2 * epoch_start_s
+    trial = 1.0 + max(MOST_S, 2 * case.step_s) + 4 * case.step_s + 2 * epoch_start_s
     epochs = EPOCHS * (max(bench.epoch_seconds, LEAST_EPOCH_STEPS * case.step_s) + epoch_start_s)
     plain_s = WARM_UP_S + 2 * case.step_s + max(bench.seconds, LEAST_STEPS * case.step_s) + epochs
     return trial + plain_s
 
 
-def measure_trial(bench: Bench, runner: HostRunner, case: Case) -> None:
+def measure_trial(runner: HostRunner, case: Case) -> None:
     from pipetune.core.measurement import TrialFailure
     from pipetune.trial.protocol import MeasureLimits
 
-    limits = MeasureLimits(min_s=bench.seconds, max_s=MOST_TIMES * bench.seconds, epoch_samples=case.epoch_samples)
+    limits = MeasureLimits(max_s=MOST_S, epoch_samples=case.epoch_samples)
     outcome = runner.run(case.config, limits)
     if isinstance(outcome, TrialFailure):
         case.failure = outcome.headline()
@@ -511,7 +511,7 @@ def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) 
             with contextlib.closing(bench.plain(cases[0].workload)) as process:
                 for case in rng.sample(cases, len(cases)):
                     sides = [
-                        functools.partial(measure_trial, bench, runner, case),
+                        functools.partial(measure_trial, runner, case),
                         functools.partial(measure_plain, bench, process, case),
                     ]
                     for side in rng.sample(sides, 2):
@@ -588,7 +588,7 @@ def header(bench: Bench) -> list[str]:
         f"fidelity of trials, {time.strftime('%Y-%m-%d %H:%M')}, {bench.device}, seed {bench.seed}",
         f"{hardware.cpu_model}, {hardware.cpus_usable} CPUs usable; {gpu}",
         ", ".join(f"{name} {version}" for name, version in versions().items()),
-        f"{bench.repeats} repeats, {bench.seconds:g} s of windows, {EPOCHS} epochs of {bench.epoch_seconds:g} s or so",
+        f"{bench.repeats} repeats; plain: {bench.seconds:g} s steady, {EPOCHS} epochs of {bench.epoch_seconds:g} s",
         f"threads: {threads}; load average at the end: {os.getloadavg()[0]:.1f}",
         "spread: half the range of the repeats over their median",
         f"within: |error| is at most {TOLERANCE_PERCENT:g} % or the plain loop's spread, whichever is larger",
@@ -630,7 +630,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--configs", type=int, default=6, help="points of each workload")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of steady measuring, on each side")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of the plain loop's steady measuring")
     parser.add_argument("--epoch-seconds", type=float, default=2.0, help="of an epoch, without its start")
     parser.add_argument("--threads", type=int, help="of torch, on both sides; default: as torch sets them")
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")

@@ -13,6 +13,8 @@ from pipetune.search.signals import Signals
 
 # Trials of some seconds, so that a signal meets one that is running with workers.
 SLOW = TINY.replace("num_workers: [0, 1]", "num_workers: [1, 2]").replace("cpu_ms: 0.05", "cpu_ms: 0.05, wait_ms: 2")
+# All four commands spend of one budget.
+SLOW = SLOW.replace("time: 60s", "time: 300s")
 
 
 def status(folder):
