@@ -113,7 +113,6 @@ class Measurement:
     set_aside: tuple[Window, ...] = ()
     interference: tuple[str, ...] = ()
     allocation_retries: int | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def cache(self) -> CacheState | None:
@@ -145,7 +144,7 @@ class Measurement:
             found.append("cold: its data came from storage")
         if self.allocation_retries:
             found.append(f"the GPU's memory was so full that it had to be cleared {self.allocation_retries} times")
-        return (*found, *self.interference, *self.notes)
+        return (*found, *self.interference)
 
     def data_wait_percent(self) -> float:
         """Share of the measured time that the main thread waited for data, 0-100."""

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import exp, sqrt
+from math import exp, isfinite, sqrt
+from statistics import geometric_mean
 
 from pipetune.core.measurement import GpuUsage, Measurement
 from pipetune.core.repeats import Noise, margin
 from pipetune.core.throughput import EpochStart, Estimate, TrainingPlan
 from pipetune.core.tuned import Measured
-
-LEAST_FREEDOM = 3.0
-"""With fewer degrees of freedom the noise between processes says less than the processes themselves."""
 
 
 def pooled_measurement(rounds: Sequence[Measurement]) -> Measurement:
@@ -25,6 +23,7 @@ def pooled_measurement(rounds: Sequence[Measurement]) -> Measurement:
         epoch_start=EpochStart(
             fresh_s=sum(one.epoch_start.fresh_s for one in rounds) / len(rounds),
             refill_s=sum(refills) / len(refills) if refills else None,
+            spread_s=max(one.epoch_start.spread_s for one in rounds),
         ),
         settled=all(one.settled for one in rounds),
         gpu=usage,
@@ -35,35 +34,40 @@ def pooled_measurement(rounds: Sequence[Measurement]) -> Measurement:
         set_aside=tuple(window for one in rounds for window in one.set_aside),
         interference=_each_once(text for one in rounds for text in one.interference),
         allocation_retries=sum(retries) if retries else None,
-        notes=_each_once(text for one in rounds for text in one.notes),
     )
 
 
 def reported(rounds: Sequence[Measurement], plan: TrainingPlan, noise: Noise) -> Measured:
     """Figures of one configuration out of rounds in fresh processes.
 
-    `noise` is what processes were seen to differ by, as logarithms. The interval of a rate holds every round (a run
-    of tomorrow is one process, too), the 95 % of the windows, and the 95 % of the mean where the noise is known.
+    `noise` is what processes are known to differ by, as logarithms. A rate is the geometric mean of the rounds, since
+    ratios are what is judged. Its interval holds every round (a run of tomorrow is one process, too), and the 95 % of
+    the mean, for the processes and for the windows.
     """
     pooled = Measured.of(pooled_measurement(rounds), plan)
-    is_known = noise.freedom >= LEAST_FREEDOM
-    factor = exp(margin(noise, rounds=len(rounds), confidence=0.975) / sqrt(2)) if is_known else 1.0
-    rates = [one.effective(plan).value for one in rounds]
-    steady = [one.steady().value for one in rounds]
+    factor = exp(margin(noise, rounds=len(rounds), confidence=0.975) / sqrt(2))
     return replace(
         pooled,
-        effective_samples_per_sec=_widened(pooled.effective_samples_per_sec, rates, factor),
-        steady_samples_per_sec=_widened(pooled.steady_samples_per_sec, steady, factor),
+        effective_samples_per_sec=_of_rounds([one.effective(plan) for one in rounds], factor),
+        steady_samples_per_sec=_of_rounds([one.steady() for one in rounds], factor),
     )
 
 
-def _widened(estimate: Estimate, values: Sequence[float], factor: float) -> Estimate:
-    value = estimate.value
+def _of_rounds(rounds: Sequence[Estimate], factor: float) -> Estimate:
+    values = [one.value for one in rounds]
+    value = geometric_mean(values)
+    windows = sqrt(sum(_half_width(one) ** 2 for one in rounds)) / len(rounds)
     return Estimate(
         value=value,
-        low=min(estimate.low, value / factor, *values),
-        high=max(estimate.high, value * factor, *values),
+        low=min(value / factor, value * max(0.0, 1 - windows), *values),
+        high=max(value * factor, value * (1 + windows), *values),
     )
+
+
+def _half_width(estimate: Estimate) -> float:
+    """Of the interval, as a share of the value; where there is none it says nothing."""
+    half = estimate.high - estimate.value
+    return half / estimate.value if isfinite(half) else 0.0
 
 
 def _each_once(texts: Iterable[str]) -> tuple[str, ...]:

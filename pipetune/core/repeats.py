@@ -140,8 +140,8 @@ class Standing(Generic[K]):
 def standing(rounds: Sequence[Mapping[K, float]], noise: Noise) -> Standing[K]:
     """Who is left of the arms of the last round; `noise` is what is known, these rounds included.
 
-    After every second round those are out that are behind the leader beyond the noise (and beyond TIE), and the
-    slower half: rounds are dear, and the best is hardly ever in it.
+    Those are out that are behind the leader beyond the noise (and beyond TIE), and after every second round the slower
+    half too: rounds are dear, and the best is hardly ever in it.
     """
     count = len(rounds)
     means = {arm: sum(one[arm] for one in rounds) / count for arm in rounds[-1]}

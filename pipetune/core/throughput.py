@@ -13,7 +13,9 @@ MAX_LAG1 = 0.2
 TARGET_HALF_WIDTH = 0.02
 """Measuring may stop when the 95 % half-width is within this share of the rate."""
 TREND_SIGNIFICANCE = 0.01
-"""Chance at which windows without a trend are taken to have one."""
+"""Chance at which windows that vary each on its own are taken to have a trend."""
+CLEAR_FALL = 0.9
+"""Share of what ready batches vary by that a straight fall has to explain before it is taken off the rate."""
 RELEVANT_FALL = 0.005
 """A queue that falls by less than this share of the batches consumed changes no rate."""
 COLD_BYTES_PER_S = 2**20
@@ -131,22 +133,33 @@ def has_rate_trend(windows: Sequence[Window]) -> bool:
 
 
 def is_draining(windows: Sequence[Window], batch_size: int) -> bool:
-    """Whether ready batches become fewer from window to window: then more is consumed than is loaded."""
-    return drained_samples(windows, batch_size) > 0
+    """Whether ready batches seem to become fewer from window to window: then more is consumed than is loaded."""
+    ready = _ready(windows)
+    return ready is not None and _fallen(windows, ready, batch_size) > 0 and _is_monotone(ready)
 
 
 def drained_samples(windows: Sequence[Window], batch_size: int) -> float:
-    """Samples of these windows that came out of a falling queue; 0 where it does not fall.
+    """Samples of these windows that came out of a falling queue; 0 where it does not clearly fall.
 
-    Along a fitted line, since single counts go up and down with each burst of batches.
+    Along a fitted line, since single counts go up and down with each burst of batches. The line has to explain nearly
+    all: where loader and step are equally fast the queue walks at random, and that too goes one way for a while.
     """
-    if len(windows) < MIN_BLOCKS or any(w.ready_batches is None for w in windows):
+    ready = _ready(windows)
+    if ready is None or not is_draining(windows, batch_size) or _explained_by_line(ready) < CLEAR_FALL:
         return 0.0
-    ready = np.array([w.ready_batches for w in windows], dtype=np.float64)
+    return _fallen(windows, ready, batch_size)
+
+
+def _ready(windows: Sequence[Window]) -> FloatArray | None:
+    counts = [w.ready_batches for w in windows if w.ready_batches is not None]
+    return np.array(counts, dtype=np.float64) if len(counts) == len(windows) >= MIN_BLOCKS else None
+
+
+def _fallen(windows: Sequence[Window], ready: FloatArray, batch_size: int) -> float:
+    """Samples by which the queue fell, if that is a share of what was consumed that matters."""
     # The line spans one window less than what was consumed.
     fallen = -_line_change(ready) * batch_size * len(windows) / (len(windows) - 1)
-    consumed = sum(w.samples for w in windows)
-    return fallen if fallen > RELEVANT_FALL * consumed and _is_monotone(ready) else 0.0
+    return fallen if fallen > RELEVANT_FALL * sum(w.samples for w in windows) else 0.0
 
 
 def data_wait_percent(windows: Sequence[Window]) -> float:
@@ -197,12 +210,22 @@ def _line_change(values: FloatArray) -> float:
 
 
 def _is_monotone(values: FloatArray) -> bool:
-    """Whether the values go one way, by Kendall's rank correlation with their order."""
+    """Whether the values go one way, by Kendall's rank correlation with their order.
+
+    Values that hang together seem to more often than TREND_SIGNIFICANCE says: that costs time, since more windows are
+    taken, and no truth.
+    """
     from scipy.stats import kendalltau
 
     if float(np.ptp(values)) == 0:
         return False
     return bool(kendalltau(np.arange(len(values)), values).pvalue < TREND_SIGNIFICANCE)
+
+
+def _explained_by_line(values: FloatArray) -> float:
+    """Share of the variance that a straight line explains (R squared)."""
+    variance = float(values.var())
+    return _line_change(values) ** 2 / 12 * (len(values) + 1) / (len(values) - 1) / variance if variance > 0 else 0.0
 
 
 def _lag1(values: FloatArray) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import expm1
+from statistics import median
 
 from pipetune.core.measurement import TrialFailure
 from pipetune.core.record import Certification, CertificationState, Round, Stage
@@ -35,7 +36,7 @@ class Certifier:
             ledger.note("only the baseline was measured: give the study more time or trials")
         kept = begun if begun is not None and self._is_of_these_trials(begun) else self._new()
         self._expect(kept)
-        asked = question(ledger.records(), ledger.baseline, ledger.yardstick())
+        asked = question(ledger.candidates(), ledger.baseline, ledger.yardstick())
         asked = replace(asked, most=self._affordable(asked))
         while isinstance(step := next_step(asked, kept.rounds, self._allows), Step):
             kept = self._with_round(kept, step)
@@ -70,16 +71,20 @@ class Certifier:
         self._seconds.update((outcome.config, outcome.seconds) for outcome in one.outcomes)
 
     def _affordable(self, asked: Question) -> int:
-        line = [self._seconds[config] for config in asked.line[: asked.most]]
+        line = [self._cost_s(config) for config in asked.line[: asked.most]]
         return self._setting.spending.affordable_finalists(line, self._pair_seconds())
 
     def _pair_seconds(self) -> list[float]:
         """The leader's and the baseline's."""
         best = [record.config for record in self._ledger.best_first() if record.config != self._ledger.baseline]
-        return [self._seconds[config] for config in (*best[:1], self._ledger.baseline)]
+        return [self._cost_s(config) for config in (*best[:1], self._ledger.baseline)]
+
+    def _cost_s(self, config: TrialConfig) -> float:
+        """In a shared storage another host may have found it since: it costs what the others do."""
+        return self._seconds.get(config) or median(self._seconds.values())
 
     def _allows(self, step: Step) -> bool:
-        round_s = sum(self._seconds[config] for config in step.configs)
+        round_s = sum(self._cost_s(config) for config in step.configs)
         if step.stage is Stage.CHOOSING:
             return self._setting.spending.allows_choosing(round_s, self._pair_seconds())
         return self._setting.spending.allows_verifying(step.done, round_s)
@@ -93,7 +98,14 @@ class Certifier:
         round_ = self._measured(step)
         self._learn(round_)
         seconds = kept.seconds + sum(outcome.seconds for outcome in round_.outcomes)
-        kept = replace(kept, rounds=(*kept.rounds, round_), seconds=seconds)
+        # More rounds than an earlier run made may give another answer.
+        kept = replace(
+            kept,
+            state=CertificationState.UNFINISHED,
+            winner=None,
+            rounds=(*kept.rounds, round_),
+            seconds=seconds,
+        )
         self._setting.store.keep_certification(kept)
         self._ledger.keep_summary()
         return kept

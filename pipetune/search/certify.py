@@ -43,7 +43,8 @@ MAX_TRIES = 3
 class Question:
     """What is to be certified: `values` are what the search says of all that may win, best first.
 
-    `noise` is what is known of processes before anything is measured again; `most` is how many may be compared.
+    `noise` is what the search saw trials of one configuration differ by, which tells whom to compare: they shared a
+    process, so that it proves nothing. `most` is how many may be compared.
     """
 
     values: Mapping[TrialConfig, float]
@@ -86,7 +87,11 @@ class Answer:
 def question(records: Sequence[TrialRecord], baseline: TrialConfig, yardstick: Yardstick) -> Question:
     """What the search leaves open. Where the baseline is ahead of all there is nothing to choose among the others."""
     noise = pooled(PRIOR, search_noise(records, yardstick))
-    values = {one.config: yardstick.of(_of(one)) for one in ranked(records, yardstick)}
+    best_first = ranked(records, yardstick)
+    # Those that had to clear the GPU's memory may win only where all had to.
+    sound = [one for one in best_first if not _of(one).allocation_retries or one.config == baseline]
+    may_win = sound if any(one.config != baseline for one in sound) else best_first
+    values = {one.config: yardstick.of(_of(one)) for one in may_win}
     ahead = values.pop(baseline, -inf) - margin(noise, rounds=1, confidence=CONTENDING)
     most = 1 if ahead > max(values.values(), default=inf) else MAX_FINALISTS
     return Question(values=values, baseline=baseline, noise=noise, yardstick=yardstick, most=most)
@@ -131,6 +136,11 @@ def _known(asked: Question, choosing: Sequence[Round]) -> Question:
     return replace(asked, noise=pooled(asked.noise, fresh_noise(choosing, asked.yardstick)))
 
 
+def _fresh_noise(asked: Question, choosing: Sequence[Round]) -> Noise:
+    """What is known of fresh processes: the prior, and what these rounds add."""
+    return pooled(PRIOR, fresh_noise(choosing, asked.yardstick))
+
+
 def last_heat(choosing: Sequence[Round]) -> list[Round]:
     """The rounds since somebody joined: only those compare all that are left."""
     heat: list[Round] = []
@@ -152,6 +162,7 @@ def _has_newcomers(asked: Question, choosing: Sequence[Round]) -> bool:
 
 def _standing(asked: Question, choosing: Sequence[Round]) -> Standing[TrialConfig]:
     values = [round_values(one, asked.yardstick) for one in last_heat(choosing)]
+    # What trials of one process differed by counts here too: a hasty choice costs little, and proves nothing.
     return standing(values, _known(asked, choosing).noise)
 
 
@@ -224,7 +235,7 @@ def _judged(
     is_last: bool,
 ) -> Judgement:
     differences = [values[candidate] - values[asked.baseline] for values in pairs]
-    return judged(differences, _known(asked, choosing).noise, is_last=is_last)
+    return judged(differences, _fresh_noise(asked, choosing), is_last=is_last)
 
 
 def _of(record: TrialRecord) -> Measurement:

@@ -10,7 +10,10 @@ OTHER_LOAD_CPUS = 0.3
 
 
 class Ledger:
-    """The trials as the storage has them, with what this run adds. `space` grows where the search widens it."""
+    """The trials as the storage has them, with what this run adds.
+
+    `space` grows where the search widens it. `bars_workers` once workers were found to read other samples.
+    """
 
     def __init__(self, setting: Setting, *, space: SearchSpace, baseline: TrialConfig) -> None:
         self._setting = setting
@@ -20,6 +23,7 @@ class Ledger:
         self._earlier_notes = earlier.notes if earlier else ()
         self.space = space
         self.baseline = baseline
+        self.bars_workers = False
 
     def records(self) -> tuple[TrialRecord, ...]:
         """Every finished trial, in order, those of earlier runs too."""
@@ -41,9 +45,15 @@ class Ledger:
                 found.setdefault(record.config, record)
         return found
 
+    def candidates(self) -> tuple[TrialRecord, ...]:
+        """Trials of what may win; the baseline is compared with, whatever it is."""
+        if not self.bars_workers:
+            return self.records()
+        return tuple(r for r in self.records() if r.config.num_workers == 0 or r.config == self.baseline)
+
     def best_first(self) -> list[TrialRecord]:
-        """Measured configurations in the order of the objective, repeats pooled."""
-        return ranked(self.records(), self.yardstick())
+        """Measured configurations that may win in the order of the objective, repeats pooled."""
+        return ranked(self.candidates(), self.yardstick())
 
     def yardstick(self) -> Yardstick:
         """What measurements are compared by."""

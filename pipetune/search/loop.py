@@ -64,7 +64,7 @@ class SearchLoop:
         seconds = {record.config: spending.fresh_s(record.seconds) for record in ledger.best_first()}
         if not seconds:
             return spending.allows_trial(records, [])
-        asked = question(records, ledger.baseline, ledger.yardstick())
+        asked = question(ledger.candidates(), ledger.baseline, ledger.yardstick())
         pair = [seconds.get(config, 0.0) for config in (*asked.line[:1], asked.baseline)]
         finalists = [seconds[config] for config in asked.finalists()]
         return spending.allows_trial(records, pair, finalists if len(finalists) > 1 else ())
@@ -96,7 +96,8 @@ class SearchLoop:
     def _widen(self) -> None:
         """Allow more workers where the leader has the most and still waits for data."""
         ledger, best = self._ledger, self._ledger.best_first()
-        if self._setting.config.search.num_workers != "auto" or not best or not _wants_more(best[0], ledger):
+        may_widen = self._setting.config.search.num_workers == "auto" and not ledger.bars_workers
+        if not may_widen or not best or not _wants_more(best[0], ledger):
             return
         wider = widened(ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
         if wider is ledger.space:

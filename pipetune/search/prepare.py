@@ -31,6 +31,7 @@ def prepare(setting: Setting, ledger: Ledger) -> None:
     is_different = found.comparison is not None and found.comparison.agreement is SampleAgreement.DIFFERENT
     if is_different and 0 in ledger.space.num_workers:
         ledger.space = without_workers(ledger.space)
+        ledger.bars_workers = True
 
 
 def without_workers(space: SearchSpace) -> SearchSpace:

@@ -9,11 +9,11 @@ from pipetune.core.facts import WorkloadFacts
 from pipetune.core.objective import TIE_FLOOR, Objective
 from pipetune.core.pooling import reported
 from pipetune.core.record import Arm, Certification, StudyResult, TrialRecord, TrialState
-from pipetune.core.repeats import pooled
+from pipetune.core.repeats import PRIOR, pooled
 from pipetune.core.space import TrialConfig
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig, training_changes
 from pipetune.search.ledger import Ledger
-from pipetune.search.ranking import fresh_noise, search_noise
+from pipetune.search.ranking import fresh_noise
 from pipetune.search.setting import Setting
 from pipetune.search.terms import hardware_facts
 
@@ -67,9 +67,9 @@ class Results:
         )
 
     def _reported(self, arm: Arm, certification: Certification) -> Measured:
-        """Figures with the noise of all that this study repeated."""
+        """Figures with the noise of all that was repeated in fresh processes."""
         rates = replace(self._ledger.yardstick(), objective=Objective.THROUGHPUT)
-        noise = pooled(search_noise(self._ledger.records(), rates), fresh_noise(certification.rounds, rates))
+        noise = pooled(PRIOR, fresh_noise(certification.rounds, rates))
         return reported(arm.rounds, self._setting.plan, noise)
 
     def _tell_of_drift(self, baseline: TrialConfig, again: float) -> None:

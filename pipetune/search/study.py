@@ -119,6 +119,8 @@ class StudyRun:
         """From what the storage has to a result; nothing is measured where an earlier run came to an end."""
         results, bench = Results(setting, ledger), Bench(setting, ledger)
         kept = self._kept_certification(setting.store)
+        if kept is None or kept.state is CertificationState.UNFINISHED:
+            prepare(setting, ledger)
         if kept is None:
             self._search(setting, ledger, Trials(setting, ledger, bench, results))
         else:
@@ -136,7 +138,6 @@ class StudyRun:
 
     def _search(self, setting: Setting, ledger: Ledger, trials: Trials) -> None:
         """The baseline first, then what may be better."""
-        prepare(setting, ledger)
         sampler = SpaceSampler(ledger.space, seed=self._config.seed, is_open=partial(is_open, ledger=ledger))
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()

@@ -29,6 +29,7 @@ def read_ahead(workload: Workload, request: ReadAheadRequest, sign_of_life: Call
     count = workload.count_samples or count_samples
     with TreeCounters() as counters:
         began_s = looked_s = rose_s = time.monotonic()
+        is_first = True
         before, read = counters.read(), 0
         iterator: Any = iter(loader)
         pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
@@ -36,6 +37,10 @@ def read_ahead(workload: Workload, request: ReadAheadRequest, sign_of_life: Call
         try:
             for batch in iterator:
                 samples += int(count(batch))
+                if is_first:
+                    # Until then workers were starting, which reads nothing of the dataset.
+                    looked_s = rose_s = time.monotonic()
+                    is_first = False
                 if request.dataset_samples is not None and samples >= request.dataset_samples:
                     break
                 now_s = time.monotonic()

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from pipetune.core.facts import WorkloadFacts
-from pipetune.core.interference import summary
+from pipetune.core.interference import Disturbance
 from pipetune.core.measurement import GpuUsage, Measurement
 from pipetune.hardware.nvml import GpuSampler, list_tenants
 
@@ -53,14 +53,15 @@ class GpuWatch:
         self._sampler.collect()
         windows = [(w.began_s, w.began_s + w.seconds) for w in measurement.windows]
         usage = self._sampler.usage(windows)
-        seen = (self._sampler.foreign(windows, own_pids), self._sampler.throttling(windows))
+        foreign, throttling = self._sampler.foreign(windows, own_pids), self._sampler.throttling(windows)
+        seen = Disturbance(findings=(*foreign.findings, *throttling.findings))
         measurement = replace(
             measurement,
             gpu=usage if isinstance(usage, GpuUsage) else None,
             gpu_reason=None if isinstance(usage, GpuUsage) else usage,
-            interference=(*measurement.interference, *summary(seen)),
+            interference=(*measurement.interference, *seen.outside, *seen.own),
         )
-        return measurement, any(one.outside for one in seen)
+        return measurement, bool(seen.outside)
 
     def close(self) -> None:
         """Leave NVML."""

@@ -58,25 +58,42 @@ class EndlessSampler:
 
 
 class PartOfOrder:
-    """A sampler's items from one to another, in the order of one seed: the same samples in every trial."""
+    """A sampler's items from one to another, in the order of one seed: the same samples in every trial.
+
+    An open part never reads an item again before it has read all others: each iterator goes on where the last one
+    ended, round and round.
+    """
 
     def __init__(self, inner: Any, part: ReadPart, samples_per_item: int) -> None:
         self._inner = inner
         self._seed = part.seed
-        self._first = part.first // samples_per_item
+        self._next = part.first // samples_per_item
         self._count = None if part.count is None else -(-part.count // samples_per_item)
         self._items: list[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield them; a bounded part is drawn once, an open one anew each time."""
+        """Yield them, a bounded part or what is left of the order."""
         if self._count is None:
-            yield from self._ordered(self._first)
-            # The order goes round, so that a trial never runs dry.
-            yield from islice(self._ordered(0), self._first)
+            yield from self._going_on()
             return
         if self._items is None:
-            self._items = list(islice(self._ordered(self._first), self._count))
+            self._items = list(islice(self._ordered(self._next), self._count))
         yield from self._items
+
+    def _going_on(self) -> Iterator[Any]:
+        before = self._next
+        for item in self._ordered(self._next):
+            yield item
+            # Only now: one that was drawn and not given away will be drawn again.
+            self._next += 1
+        if self._next > before:
+            self._next = 0
+            return
+        # Beyond the end: earlier trials have read all of it, more than once perhaps.
+        length = sum(1 for _ in self._ordered(0))
+        self._next = before % length if length else 0
+        if length:
+            yield from self._going_on()
 
     def _ordered(self, first: int) -> Iterator[Any]:
         with undisturbed():

@@ -73,17 +73,6 @@ class Watch(Protocol):
         ...
 
 
-class Blind:
-    """Sees nothing."""
-
-    def begin(self, worker_pids: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def look(self) -> Sight:
-        """Nothing."""
-        return Sight()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
     """What the loop saw: windows that count, those that do not, and what the measurement derives from them."""
@@ -261,7 +250,8 @@ class Loop:
         if samples is None:
             return False
         least = max(group_batches(self._config, self._config.num_workers), 2 * self._queued)
-        return samples <= max(least * self._config.batch_size, rate * WHOLE_EPOCH_SHARE * self._limits.min_s)
+        must = samples <= least * self._config.batch_size and samples <= rate * EPOCH_STARTS_LIMIT_S
+        return must or samples <= rate * WHOLE_EPOCH_SHARE * self._limits.min_s
 
     def _whole_epochs(self, rate: float) -> list[_Start]:
         """Several epochs in a row, from the first request to the last batch: what exceeds the steady rate is lost.
@@ -293,7 +283,7 @@ class Loop:
     def _has_enough_epochs(self, ends_s: Sequence[float]) -> bool:
         count, seconds = len(ends_s) - 1, ends_s[-1] - ends_s[0]
         is_enough = count >= EPOCH_STARTS and seconds >= WHOLE_EPOCHS_SHARE * self._limits.min_s
-        return count >= MIN_WINDOWS and (is_enough or seconds >= EPOCH_STARTS_LIMIT_S)
+        return is_enough or (count > 0 and seconds >= EPOCH_STARTS_LIMIT_S)
 
     def _whole_epoch(self) -> float:
         """Train on one; how long its first batch took to come."""

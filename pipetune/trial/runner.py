@@ -37,8 +37,6 @@ from pipetune.trial.protocol import (
 )
 
 TICK_S = 0.5
-DISTURBED_TRIALS = 1
-"""How often a trial is run again because others used its GPU, or something but its own load slowed it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +116,7 @@ class HostRunner:
         self._gpu = GpuWatch()
         self._phase = Phase.START
         self._ahead: ReadAhead | None = None
+        self._may_repeat = True
         self._samples_read = 0
 
     def describe(self) -> WorkloadFacts:
@@ -127,14 +126,17 @@ class HostRunner:
     def prepare(
         self, config: TrialConfig, *, dataset_samples: int | None, compare_s: float, read_ahead_s: float
     ) -> Preparation:
-        """Do it in the hosts that stay for the trials."""
+        """Do it in the hosts that stay for the trials; one that fails does not keep the other from being done."""
+        comparison, failure = None, None
         try:
             comparison = self._compared(config, compare_s) if config.num_workers else None
-            ahead = None if self._is_cold else self._read_ahead(config, dataset_samples, read_ahead_s)
         except _FailedTaskError as failed:
-            return Preparation(failure=failed.failure)
-        self._ahead = ahead
-        return Preparation(comparison=comparison, read_ahead=ahead)
+            failure = failed.failure
+        try:
+            self._ahead = None if self._is_cold else self._read_ahead(config, dataset_samples, read_ahead_s)
+        except _FailedTaskError as failed:
+            failure = failure or failed.failure
+        return Preparation(comparison=comparison, read_ahead=self._ahead, failure=failure)
 
     def _compared(self, config: TrialConfig, limit_s: float) -> SampleComparison:
         """What workers read against what is read without; a difference must not come of building anew."""
@@ -183,13 +185,21 @@ class HostRunner:
             limits=dataclasses.replace(limits, until_warm=not stays_cold),
             compute_only=compute_only,
             cold=self._is_cold,
-            part=self._part(),
         )
+        outcome, is_disturbed = self._outcome(request, fresh=fresh)
+        if is_disturbed and self._may_repeat:
+            outcome, is_disturbed = self._outcome(request, fresh=fresh)
+            # What is there each time is the machine as it is, and is told.
+            self._may_repeat = not is_disturbed
+        return outcome
+
+    def _outcome(self, request: TrialRequest, *, fresh: bool) -> tuple[TrialOutcome, bool]:
+        """What came of it, and whether others on its GPU, or heat, disturbed it."""
         if not fresh:
-            outcome = self._run_warm(request)
+            outcome, is_disturbed = self._run_warm(request)
             is_memory = isinstance(outcome, TrialFailure) and outcome.kind is FailureKind.GPU_OUT_OF_MEMORY
             if not is_memory:
-                return outcome
+                return outcome, is_disturbed
         return self._run_fresh(request)
 
     def close_hosts(self) -> None:
@@ -216,18 +226,14 @@ class HostRunner:
             return ReadPart(first=ahead.samples + self._samples_read, count=None, seed=self._seed)
         return None
 
-    def _run_warm(self, request: TrialRequest) -> TrialOutcome:
-        for _ in range(1 + DISTURBED_TRIALS):
-            answer = self._ask(request, serial=request.config.num_workers == 0)
-            if isinstance(answer, TrialFailure):
-                return answer
-            assert isinstance(answer, MeasuredEvent)
-            self._samples_read += answer.samples
-            own_pids = [host.pid for host in self._hosts.values()]
-            measurement, is_disturbed = self._gpu.completed(answer.measurement, own_pids)
-            if not is_disturbed:
-                break
-        return measurement
+    def _run_warm(self, request: TrialRequest) -> tuple[TrialOutcome, bool]:
+        request = dataclasses.replace(request, part=self._part())
+        answer = self._ask(request, serial=request.config.num_workers == 0)
+        if isinstance(answer, TrialFailure):
+            return answer, False
+        assert isinstance(answer, MeasuredEvent)
+        self._samples_read += answer.samples
+        return self._gpu.completed(answer.measurement, [host.pid for host in self._hosts.values()])
 
     def _ask(self, request: Task, *, serial: bool) -> Answer | TrialFailure:
         """The answer of a host, which is thrown away where it failed."""
@@ -241,7 +247,7 @@ class HostRunner:
             self._hosts.pop(serial).kill()
         return answer
 
-    def _run_fresh(self, request: TrialRequest) -> TrialOutcome:
+    def _run_fresh(self, request: TrialRequest) -> tuple[TrialOutcome, bool]:
         # What a resting host holds of the device must not count against this trial.
         self.close_hosts()
         try:

@@ -84,6 +84,8 @@ class Training:
 
         A fused optimizer is called even then, and only the scale tells, once between two looks.
         """
+        if not self.step.scaler.is_enabled():
+            return 0
         scale, before = self.step.scaler.get_scale(), self._scale
         self._scale_drops += max(0, round(math.log2(before / scale))) if scale > 0 else 1
         self._scale = scale

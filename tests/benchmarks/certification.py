@@ -23,7 +23,7 @@ import optuna
 from builders import facts, hardware, space, trial_config
 from lab import study_config
 
-from pipetune.core.facts import WorkloadFacts
+from pipetune.core.facts import Preparation, WorkloadFacts
 from pipetune.core.measurement import Measurement
 from pipetune.core.record import Stage
 from pipetune.core.space import Amp, DeclaredSpace, TrialConfig
@@ -90,6 +90,9 @@ class NoisyMachine:
 
     def describe(self) -> WorkloadFacts:
         return facts()
+
+    def prepare(self, config: TrialConfig, **_: object) -> Preparation:  # noqa: ARG002
+        return Preparation()
 
     def close_hosts(self) -> None:
         pass

@@ -306,7 +306,7 @@ def test_the_baseline_wins_a_tie():
 
 
 def test_a_gain_that_only_choosing_saw_is_none():
-    rounds = [*choosing({ONE: 1500.0, TWO: 900.0}), *verifying(ONE, (1000.0, 1000.0), (1000.0, 1000.0))]
+    rounds = [*choosing({ONE: 1500.0, TWO: 900.0}), *verifying(ONE, *[(1000.0, 1000.0)] * 4)]
     assert next_step(asked({ONE: 1500.0, TWO: 1400.0}), rounds, always).winner == BASELINE
 
 
@@ -314,6 +314,13 @@ def test_processes_that_differ_by_more_than_the_gain_take_more_rounds():
     rounds = verifying(ONE, (960.0, 1000.0), (1240.0, 1000.0))
     assert next_step(asked({BASELINE: 1000.0, ONE: 1100.0}, noise=PRIOR), rounds, always).done == 2
     assert next_step(asked({BASELINE: 1000.0, ONE: 1100.0}, noise=PRIOR), rounds, never).winner == BASELINE
+
+
+def test_trials_that_agreed_in_one_process_prove_nothing_of_others():
+    # GIVEN a search whose repeats agreed to the last digit, and two pairs of fresh processes with a gain of 10 %
+    rounds = verifying(ONE, (1100.0, 1000.0), (1100.0, 1000.0))
+    quiet = asked({BASELINE: 1000.0, ONE: 1100.0}, noise=Noise(sd=0.001, freedom=30.0))
+    assert next_step(quiet, rounds, always).stage is Stage.VERIFYING
 
 
 def test_what_is_not_decided_when_the_budget_ends_is_no_gain_and_says_how_far_it_was():

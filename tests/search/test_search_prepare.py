@@ -31,6 +31,23 @@ def test_workers_that_read_other_samples_are_not_tried(lab):
     assert "only 0 workers are tried" in note
 
 
+def test_waiting_does_not_bring_them_back(lab):
+    runner = ScriptedRunner(rate=loader_bound, preparation=Preparation(comparison=DIFFERENT), waits=lambda _: 60.0)
+    result = lab.run(study_config(trials=10), runner)
+    assert {config.num_workers for config in runner.searched} == {0}
+    assert result.tuned.config.num_workers == 0
+
+
+def test_trials_of_an_earlier_run_with_workers_cannot_win_any_more(lab):
+    # GIVEN a study that found many workers best
+    first = lab.run(study_config(trials=6), ScriptedRunner(rate=loader_bound))
+    assert first.tuned.config.num_workers > 0
+    # WHEN it goes on, and workers are found to read other samples
+    runner = ScriptedRunner(rate=loader_bound, preparation=Preparation(comparison=DIFFERENT))
+    result = lab.run(study_config(trials=9), runner)
+    assert result.tuned.config.num_workers == 0
+
+
 def test_workers_that_the_user_insists_on_are_tried_with_a_warning(lab):
     declared = DeclaredSpace(num_workers=(2, 4))
     baseline = trial_config(2, batch_size=256, accumulation_steps=1, persistent_workers=False)

@@ -13,7 +13,7 @@ from pipetune.core.objective import Objective
 from pipetune.core.record import CertificationState
 from pipetune.core.space import DeclaredSpace
 from pipetune.core.tuned import Status
-from pipetune.errors import InputError, InterruptedStudyError, NothingWorksError, StudyConflictError, WorkloadError
+from pipetune.errors import InterruptedStudyError, NothingWorksError, StudyConflictError, WorkloadError
 from pipetune.search import budget
 from pipetune.search.budget import Spending
 from pipetune.search.sampler import params_of
@@ -235,11 +235,14 @@ def test_a_baseline_that_failed_in_certification_is_tried_again_next_time(lab):
     assert lab.run(config, runner()).tuned.status is Status.CERTIFIED
 
 
-def test_a_certification_of_an_earlier_version_is_refused(lab):
+def test_a_certification_of_an_earlier_version_is_measured_anew(lab):
     lab.run(CONFIG, runner())
     lab.store().study.set_user_attr("certification", {"arms": [], "seconds": 1.0, "budget": {}})
-    with pytest.raises(InputError, match=r"the certification of the study cannot be read \(written by another version"):
-        lab.run(CONFIG, runner())
+    again = runner()
+    result = lab.run(CONFIG, again)
+    assert again.searched == []
+    assert len(again.certified) >= 4
+    assert result.tuned.status is Status.CERTIFIED
 
 
 def test_an_interrupted_run_does_not_replace_a_certified_file(lab):

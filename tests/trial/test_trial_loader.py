@@ -236,6 +236,20 @@ def test_an_open_part_goes_on_where_the_last_trial_ended_and_round():
     assert indices_read(ReadPart(first=8, count=None, seed=3)) == whole[8:] + whole[:8]
 
 
+def test_an_open_part_goes_on_in_the_next_epoch_and_beyond_its_end():
+    part = ReadPart(first=100 + 4, count=None, seed=3)
+    whole = indices_read(ReadPart(first=0, count=None, seed=3))
+    loader, endless = build_loader(workload(shuffle=True), config(), part)
+    # 104 samples into an order of 16 is 8 into it
+    first = iter(loader)
+    read = numbers(islice(first, 1))
+    endless.stop()
+    assert list(first) == []
+    endless.restart()
+    read += numbers(islice(loader, 3))
+    assert read == whole[8:] + whole[:8]
+
+
 # --- the epoch's end
 
 
