@@ -19,6 +19,7 @@ from pipetune.core.repeats import (
     LOOKS,
     MOST_ARMS,
     PRIOR,
+    TIED_LIMIT,
     Judgement,
     Noise,
     Standing,
@@ -44,7 +45,8 @@ class Question:
     """What is to be certified: `values` are what the search says of all that may win, best first.
 
     `noise` is what the search saw trials of one configuration differ by, which tells whom to compare: they shared a
-    process, so that it proves nothing. `most` is how many may be compared.
+    process, so that it proves nothing. `most` is how many may be compared. `heir` is whom the contract prefers among
+    those that the search cannot tell from its leader: it meets the baseline where there is no time to compare them.
     """
 
     values: Mapping[TrialConfig, float]
@@ -52,6 +54,7 @@ class Question:
     noise: Noise
     yardstick: Yardstick
     most: int
+    heir: TrialConfig | None = None
 
     @property
     def line(self) -> tuple[TrialConfig, ...]:
@@ -94,7 +97,10 @@ def question(records: Sequence[TrialRecord], baseline: TrialConfig, yardstick: Y
     values = {one.config: yardstick.of(_of(one)) for one in may_win}
     ahead = values.pop(baseline, -inf) - margin(noise, rounds=1, confidence=CONTENDING)
     most = 1 if ahead > max(values.values(), default=inf) else MAX_FINALISTS
-    return Question(values=values, baseline=baseline, noise=noise, yardstick=yardstick, most=most)
+    found = {one.config: Measured.of(_of(one), yardstick.plan) for one in may_win}
+    tied = [config for config in contenders(values, noise) if values[config] >= max(values.values()) - TIED_LIMIT]
+    heir = tied[preferred([(config, found[config]) for config in tied])] if tied else None
+    return Question(values=values, baseline=baseline, noise=noise, yardstick=yardstick, most=most, heir=heir)
 
 
 def next_step(asked: Question, rounds: Sequence[Round], allows: Callable[[Step], bool]) -> Step | Answer:
@@ -174,7 +180,7 @@ def _in_turn(configs: Sequence[TrialConfig], done: int) -> tuple[TrialConfig, ..
 def succession(asked: Question, choosing: Sequence[Round]) -> list[TrialConfig]:
     """Who meets the baseline, and who follows where that one fails."""
     if not choosing:
-        return list(asked.line)
+        return list(dict.fromkeys([*([asked.heir] if asked.heir else []), *asked.line]))
     now = _standing(asked, choosing)
     failed = {config for one in choosing for config in one.failed()}
     chosen = _preferred(asked, last_heat(choosing), now.tied())

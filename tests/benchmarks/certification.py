@@ -226,7 +226,7 @@ def row(scenario: Scenario, tally: Tally) -> str:
 
 def main() -> int:
     """Print the table; 1 where a bound is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="names of scenarios")

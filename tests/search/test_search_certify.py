@@ -248,6 +248,27 @@ def test_where_the_machine_is_quiet_nobody_joins():
     assert next_step(open_, rounds, always).stage is Stage.VERIFYING
 
 
+def test_without_time_to_compare_the_contract_breaks_the_tie():
+    # GIVEN two that the search cannot tell apart, the faster in reduced precision, and no time to choose
+    reduced, full = trial_config(2, amp=Amp.BF16), trial_config(2, amp=Amp.FP32)
+    open_ = asked({reduced: 1010.0, full: 1000.0, BASELINE: 500.0}, most=1)
+    answer, steps = driven(open_, {reduced: 1010.0, full: 1000.0, BASELINE: 500.0}.get)
+    assert answer.winner == full
+    assert stages(steps) == [Stage.VERIFYING] * 2
+
+
+def test_who_had_to_clear_the_gpus_memory_does_not_win():
+    records = [
+        record(0, 500.0, BASELINE),
+        record(1, 1000.0, ONE),
+        record(2, 1300.0, TWO, allocation_retries=3),
+    ]
+    assert TWO not in question(records, BASELINE, YARDSTICK).line
+    # AND where all had to, they may
+    records[1] = record(1, 1000.0, ONE, allocation_retries=1)
+    assert question(records, BASELINE, YARDSTICK).line == (TWO, ONE)
+
+
 # --- what fails ------------------------------------------------------------------------------------------------
 
 
