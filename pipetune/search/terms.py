@@ -15,9 +15,9 @@ from pipetune.trial.protocol import MeasureLimits
 
 
 def measure_limits(config: StudyConfig) -> MeasureLimits:
-    """Seconds of windows a trial: a twenty-fourth of the time budget, but 5 to 20."""
+    """Seconds of windows a trial: a thirtieth of the time budget, but 4 to 20."""
     seconds = config.budget.seconds
-    max_s = 20.0 if seconds is None else min(20.0, max(5.0, seconds / 24))
+    max_s = 20.0 if seconds is None else min(20.0, max(4.0, seconds / 30))
     return MeasureLimits(max_s=max_s)
 
 

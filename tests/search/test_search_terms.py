@@ -11,7 +11,7 @@ from pipetune.errors import InputError
 from pipetune.search.terms import hardware_facts, measure_limits, resolved_space, study_key, training_plan
 
 
-@pytest.mark.parametrize(("seconds", "max_s"), [(60.0, 5.0), (240.0, 10.0), (3600.0, 20.0), (None, 20.0)])
+@pytest.mark.parametrize(("seconds", "max_s"), [(60.0, 4.0), (300.0, 10.0), (3600.0, 20.0), (None, 20.0)])
 def test_a_trial_measures_in_proportion_to_the_budget(seconds, max_s):
     assert measure_limits(study_config(seconds=seconds)).max_s == pytest.approx(max_s)
 
