@@ -118,7 +118,7 @@ def validate(config: str | Path | Mapping[str, Any] | StudyConfig, *, overrides:
     """Check a config, build its workload and read a first sample, in a process of its own; measure nothing."""
     from pipetune.core.record import Validation
     from pipetune.hardware.environment import profile
-    from pipetune.search.terms import resolved_space, training_plan
+    from pipetune.search.terms import check_cache, resolved_space, training_plan
     from pipetune.trial.runner import HostRunner
 
     checked = read_config(config, overrides)
@@ -129,6 +129,7 @@ def validate(config: str | Path | Mapping[str, Any] | StudyConfig, *, overrides:
             facts = runner.describe()
         finally:
             runner.close()
+    check_cache(checked, facts)
     return Validation(
         facts=facts,
         plan=training_plan(checked, facts),
@@ -148,7 +149,8 @@ def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":
     from pipetune.storage.folder import StudyFolder
     from pipetune.storage.study_store import StudyStore
 
-    path = Path(study) if Path(study).is_dir() else Path("studies", study)
+    given = Path(study).parent if Path(study).is_file() else Path(study)
+    path = given if given.is_dir() else Path("studies", study)
     folder = StudyFolder(path)
     if not folder.best_file.is_file():
         raise InputError(f"{path} holds no study with a result: there is no {folder.best_file.name}")

@@ -134,6 +134,7 @@ def facts(*, gpu=False, **changes):
         "fixed_batch": None,
         "start_method": "fork",
         "traits": traits(),
+        "has_data_paths": True,
         "device": "cuda" if gpu else "cpu",
         "device_name": GPU.name if gpu else "A CPU",
         "device_uuid": GPU.uuid if gpu else None,

@@ -125,6 +125,8 @@ def read(path: Path | str) -> TunedConfig:
     """Raise ConfigError with every problem of the file, InputError where it is of a newer pipetune."""
     document = yaml.read(path)
     version = document.data.get("schema_version")
+    if version is None:
+        raise InputError(f"{path} is no result of pipetune (it has no schema_version); give a best.yaml")
     if version != SCHEMA_VERSION:
         raise InputError(
             f"{path}: schema_version is {version!r}; this pipetune reads {SCHEMA_VERSION}: "

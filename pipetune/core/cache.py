@@ -35,7 +35,7 @@ class ReadAhead:
 
     def sentence(self) -> str | None:
         """One line for people; None where there is nothing to tell."""
-        size = f"{self.samples:,} samples ({self.read_bytes / 2**30:.2g} GiB from storage, {self.seconds:.0f} s)"
+        size = f"{self.samples:,} samples ({self.read_bytes / 2**20:,.0f} MiB from storage, {self.seconds:.0f} s)"
         match self.end:
             case ReadAheadEnd.IN_MEMORY if self.read_bytes < 2**24:
                 return None

@@ -24,6 +24,7 @@ class WorkloadFacts:
     fixed_batch: int | None
     start_method: str
     traits: WorkloadTraits
+    has_data_paths: bool
     device: str
     device_name: str
     device_uuid: str | None

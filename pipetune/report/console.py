@@ -27,7 +27,7 @@ _VERDICTS = {
 def result_view(result: StudyResult) -> RenderableType:
     """The verdict, before and after, the trials, and where the file is."""
     parts: list[RenderableType] = [
-        Text(verdict(result.tuned), style="bold"),
+        Text(_headline(result), style="bold"),
         "",
         _before_and_after(result.tuned),
         "",
@@ -52,10 +52,18 @@ def result_view(result: StudyResult) -> RenderableType:
     return Group(*parts)
 
 
+def _headline(result: StudyResult) -> str:
+    measured = {record.config for record in result.records if record.measurement is not None}
+    if len(measured) > 1 or result.tuned.status is Status.PROVISIONAL:
+        return verdict(result.tuned)
+    others = "nothing else ran to its end" if len(result.records) > 1 else "there was no time for others"
+    return f"Only the baseline was measured: {others}."
+
+
 def verdict(tuned: TunedConfig) -> str:
     """One sentence."""
     if tuned.status is Status.NO_GAIN:
-        return "No gain: nothing that was measured beats the baseline beyond the noise."
+        return "No gain was proved: the baseline stays."
     kind = "" if tuned.status is Status.CERTIFIED else " so far (provisional: not measured again)"
     return f"{tuned.speedup:.2f} times the baseline{kind}: {tuned.config.label()}"
 

@@ -7,6 +7,7 @@ from pipetune.core.samples import SampleAgreement
 from pipetune.core.space import Amp, SearchSpace, TrialConfig
 from pipetune.search.ledger import Ledger
 from pipetune.search.setting import Setting
+from pipetune.search.terms import keeps_no_workers
 
 COMPARE_S = 2.0
 """How long samples are read on either side, at most."""
@@ -28,6 +29,11 @@ def prepare(setting: Setting, ledger: Ledger) -> None:
             read_ahead_s=READ_AHEAD_S if budget_s is None else min(READ_AHEAD_S, READ_AHEAD_SHARE * budget_s),
         )
     _tell(found, ledger)
+    if keeps_no_workers(setting.config, setting.facts):
+        ledger.note(
+            "persistent_workers: true is not tried: the dataset has a set_epoch(), which kept workers do not hear; "
+            "list it under search.persistent_workers to try it"
+        )
     is_different = found.comparison is not None and found.comparison.agreement is SampleAgreement.DIFFERENT
     if is_different and 0 in ledger.space.num_workers:
         ledger.space = without_workers(ledger.space)
@@ -56,7 +62,10 @@ def _reader(space: SearchSpace, cpus_usable: int) -> TrialConfig:
 
 def _tell(found: Preparation, ledger: Ledger) -> None:
     if found.failure is not None:
-        ledger.note(f"reading samples before the first trial failed, and trials may too: {found.failure.headline()}")
+        ledger.note(
+            "reading samples in workers failed before the first trial, and trials with workers will most likely fail "
+            f"too: {found.failure.headline()}"
+        )
     comparison, ahead = found.comparison, found.read_ahead
     if comparison is not None and comparison.agreement is SampleAgreement.DIFFERENT:
         is_left = 0 in ledger.space.num_workers

@@ -6,11 +6,13 @@ from typing import Any
 
 from pipetune.core.diagnosis import bottleneck
 from pipetune.core.facts import WorkloadFacts
+from pipetune.core.measurement import CacheState
 from pipetune.core.objective import TIE_FLOOR, Objective
 from pipetune.core.pooling import reported
 from pipetune.core.record import Arm, Certification, StudyResult, TrialRecord, TrialState
 from pipetune.core.repeats import PRIOR, pooled
 from pipetune.core.space import TrialConfig
+from pipetune.core.study import CachePolicy
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig, training_changes
 from pipetune.search.ledger import Ledger
 from pipetune.search.ranking import fresh_noise
@@ -58,6 +60,8 @@ class Results:
         status = Status.NO_GAIN if arm.config == baseline.config else Status.CERTIFIED
         measured = self._reported(arm, certification)
         baseline_measured = self._reported(baseline, certification)
+        if self._setting.config.cache is CachePolicy.COLD and measured.cache is CacheState.WARM:
+            self._ledger.note("cache: cold was asked for, but the data came from memory; are data_paths all its files?")
         self._tell_of_drift(baseline.config, baseline_measured.effective_samples_per_sec.value)
         return self._tuned(
             status,

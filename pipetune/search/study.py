@@ -27,7 +27,7 @@ from pipetune.search.result import Results
 from pipetune.search.sampler import SpaceSampler
 from pipetune.search.setting import Setting
 from pipetune.search.signals import Signals
-from pipetune.search.terms import measure_limits, resolved_space, study_key, training_plan
+from pipetune.search.terms import check_cache, measure_limits, resolved_space, study_key, training_plan
 from pipetune.search.trials import Trials
 from pipetune.storage.study_store import StudyKey, StudyStore
 from pipetune.trial.runner import TrialRunner
@@ -86,6 +86,7 @@ class StudyRun:
         plan = training_plan(self._config, facts)
         space = resolved_space(self._config, facts, self._hardware)
         self._check_objective(facts)
+        check_cache(self._config, facts)
         store = self._open_store(study_key(self._config, plan, self._hardware, facts))
         store.fail_stale_trials()
         spending = Spending(self._config.budget, spent_before_s=_spent_before_s(store))

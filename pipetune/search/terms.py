@@ -6,8 +6,8 @@ from typing import Any
 
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.hardware import HardwareProfile
-from pipetune.core.space import MachineLimits, SearchSpace, resolve
-from pipetune.core.study import StudyConfig
+from pipetune.core.space import Bounds, MachineLimits, SearchSpace, resolve
+from pipetune.core.study import CachePolicy, StudyConfig
 from pipetune.core.throughput import TrainingPlan
 from pipetune.errors import InputError
 from pipetune.storage.study_store import StudyKey
@@ -48,11 +48,21 @@ def resolved_space(config: StudyConfig, facts: WorkloadFacts, hardware: Hardware
         fixed_batch=facts.fixed_batch,
     )
     space = resolve(config.search, limits, effective_batch_size=config.effective_batch_size)
-    is_stale = facts.traits.dataset_has_set_epoch and config.search.persistent_workers == "auto"
-    if is_stale and False in space.persistent_workers:
+    if keeps_no_workers(config, facts):
         # Kept workers hold the dataset as it was, and would train on the order of the first epoch for ever.
         space = replace(space, persistent_workers=(False,))
     return space
+
+
+def keeps_no_workers(config: StudyConfig, facts: WorkloadFacts) -> bool:
+    """Whether kept workers are left out since they would not hear of a new epoch."""
+    return facts.traits.dataset_has_set_epoch and config.search.persistent_workers == "auto" and config.epochs > 1
+
+
+def check_cache(config: StudyConfig, facts: WorkloadFacts) -> None:
+    """Raise InputError where a cold cache is asked for and nobody says of what."""
+    if config.cache is CachePolicy.COLD and not facts.has_data_paths:
+        raise InputError("cache: cold needs the files behind the dataset; give the Workload its data_paths")
 
 
 def study_key(config: StudyConfig, plan: TrainingPlan, hardware: HardwareProfile, facts: WorkloadFacts) -> StudyKey:
@@ -62,13 +72,22 @@ def study_key(config: StudyConfig, plan: TrainingPlan, hardware: HardwareProfile
             "workload": _full_target(config),
             "options": ", ".join(f"{k}={v!r}" for k, v in sorted(config.workload.options.items())),
             "training": f"{plan.effective_batch_size} x {plan.epochs} epochs of {plan.epoch_samples}",
-            "search": ", ".join(f"{f.name}={getattr(config.search, f.name)}" for f in fields(config.search)),
+            **{f"search.{f.name}": _declared(getattr(config.search, f.name)) for f in fields(config.search)},
             "objective": config.objective.value,
             "cache": config.cache.value,
             "gpu_memory_headroom": f"{config.gpu_memory_headroom:g}",
             "hardware": f"{hardware.fingerprint(facts.device_name)} ({facts.device_name}, {hardware.cpus_usable} CPUs)",
         }
     )
+
+
+def _declared(domain: Any) -> str:
+    """A knob's domain as a config spells it."""
+    if isinstance(domain, Bounds):
+        return f"{{min: {domain.low}, max: {domain.high}}}"
+    if isinstance(domain, tuple):
+        return f"[{', '.join(str(value).lower() for value in domain)}]"
+    return str(domain)
 
 
 def _full_target(config: StudyConfig) -> str:

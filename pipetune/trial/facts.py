@@ -86,6 +86,7 @@ def facts_of(workload: Workload, device: torch.device, first: FirstBatch | None)
             dataset_has_set_epoch=hasattr(dataset, "set_epoch"),
             weighs_micro_batches=workload.loss_weight is not None,
         ),
+        has_data_paths=bool(workload.data_paths),
         device=str(device),
         device_name=devices.device_name(device),
         device_uuid=uuid,

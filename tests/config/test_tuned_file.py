@@ -405,7 +405,13 @@ def test_a_rate_is_a_positive_number(tmp_path, old, new, key):
     assert any(key in text for text in found), found
 
 
-@pytest.mark.parametrize("version", ["2", "'1'", "null"])
+def test_a_file_of_another_kind_is_called_so(tmp_path):
+    path = edited(tmp_path, ("schema_version: 1", "schema_version: null"))
+    with pytest.raises(InputError, match="is no result of pipetune"):
+        tuned_file.read(path)
+
+
+@pytest.mark.parametrize("version", ["2", "'1'"])
 def test_another_schema_version_is_refused_with_the_remedy(tmp_path, version):
     path = edited(tmp_path, ("schema_version: 1", f"schema_version: {version}"))
     with pytest.raises(InputError, match=r"best\.yaml: schema_version is .*; this pipetune reads 1.*tune again"):

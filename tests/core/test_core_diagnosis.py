@@ -15,7 +15,9 @@ CEILING = Ceiling(samples_per_sec=1000.0, limit="compute")
         (900.0, 10.0, CEILING, Bottleneck.INPUT),
         (900.0, 9.9, CEILING, Bottleneck.BALANCED),
         (900.0, 50.0, None, Bottleneck.INPUT),
-        (900.0, 0.0, None, Bottleneck.BALANCED),
+        (900.0, 2.0, None, Bottleneck.BALANCED),
+        (900.0, 1.9, None, Bottleneck.COMPUTE),
+        (100.0, 1.0, CEILING, Bottleneck.COMPUTE),  # a ceiling that was measured beside other load
     ],
 )
 def test_what_limits(rate, wait, ceiling, limit):

@@ -8,12 +8,20 @@ from pipetune.core.objective import Objective
 from pipetune.core.space import Amp, DeclaredSpace
 from pipetune.core.study import CachePolicy, WorkloadSpec
 from pipetune.errors import InputError
-from pipetune.search.terms import hardware_facts, measure_limits, resolved_space, study_key, training_plan
+from pipetune.search.terms import check_cache, hardware_facts, measure_limits, resolved_space, study_key, training_plan
 
 
 @pytest.mark.parametrize(("seconds", "max_s"), [(60.0, 4.0), (300.0, 10.0), (3600.0, 20.0), (None, 20.0)])
 def test_a_trial_measures_in_proportion_to_the_budget(seconds, max_s):
     assert measure_limits(study_config(seconds=seconds)).max_s == pytest.approx(max_s)
+
+
+def test_a_cold_cache_needs_files_to_drop():
+    config = study_config(cache=CachePolicy.COLD)
+    check_cache(config, facts(has_data_paths=True))
+    with pytest.raises(InputError, match="give the Workload its data_paths"):
+        check_cache(config, facts(has_data_paths=False))
+    check_cache(study_config(), facts(has_data_paths=False))
 
 
 # --- the plan --------------------------------------------------------------------------------------------------

@@ -240,7 +240,9 @@ def test_what_changes_in_training_is_told(lab):
     assert result.tuned.changes_training[0].startswith("the forward pass runs in bf16 instead of fp32")
 
 
-@pytest.mark.parametrize(("waits", "limit"), [(40.0, Bottleneck.INPUT), (1.0, Bottleneck.BALANCED)])
+@pytest.mark.parametrize(
+    ("waits", "limit"), [(40.0, Bottleneck.INPUT), (5.0, Bottleneck.BALANCED), (1.0, Bottleneck.COMPUTE)]
+)
 def test_what_limits_the_winner_is_told(lab, waits, limit):
     _, result = certified(lab, waits=lambda _: waits)
     assert result.bottleneck is limit

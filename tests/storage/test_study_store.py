@@ -312,7 +312,7 @@ def test_the_order_of_parts_is_no_difference(journal):
 
 
 def test_another_key_is_refused_with_the_parts_that_differ(journal):
-    opened(journal)
+    told(opened(journal), measurement())
     other = StudyKey(parts={**KEY.parts, "workload": "job.py:other", "objective": "pareto"})
     with pytest.raises(StudyConflictError) as caught:
         opened(journal, key=other)
@@ -323,8 +323,14 @@ def test_another_key_is_refused_with_the_parts_that_differ(journal):
     )
 
 
+def test_a_study_without_a_measured_trial_refuses_nobody(journal):
+    told(opened(journal), failure())
+    other = StudyKey(parts={**KEY.parts, "objective": "pareto"})
+    assert opened(journal, key=other).records() == ()
+
+
 def test_a_refused_key_leaves_the_journal_as_it_was(journal):
-    opened(journal)
+    told(opened(journal), measurement())
     before = journal.read_bytes()
     with pytest.raises(StudyConflictError):
         opened(journal, key=StudyKey(parts={**KEY.parts, "objective": "pareto"}))
@@ -333,7 +339,7 @@ def test_a_refused_key_leaves_the_journal_as_it_was(journal):
 
 def test_a_study_of_another_name_is_told_apart_by_its_name(journal):
     # GIVEN a folder in which the study was called otherwise; all else is the same
-    opened(journal, study="first")
+    told(opened(journal, study="first"), measurement())
     with pytest.raises(StudyConflictError) as caught:
         opened(journal, study="second")
     # THEN the message says what differs: the name
@@ -342,7 +348,7 @@ def test_a_study_of_another_name_is_told_apart_by_its_name(journal):
 
 
 def test_a_part_that_is_new_is_a_difference(journal):
-    opened(journal)
+    told(opened(journal), measurement())
     with pytest.raises(StudyConflictError, match=r"\(cache: unknown there, warm now\)"):
         opened(journal, key=StudyKey(parts={**KEY.parts, "cache": "warm"}))
 
