@@ -43,17 +43,13 @@ from pipetune.trial.protocol import (
     encode,
 )
 from pipetune.trial.samples import serial_digests, worker_digests
-from pipetune.trial.session import Session, Training, check_module
-from pipetune.trial.stream import DataEndedError, NonFiniteLossError, Stream
+from pipetune.trial.session import Session, check_module
+from pipetune.trial.stream import DataEndedError, NonFiniteLossError, NoStepError, Stream
 from pipetune.trial.target import build_workload
 from pipetune.trial.watch import MachineWatch
 
 COMPUTE_ONLY_S = 1.0
 """How long the step is timed on one batch that lies on the device."""
-
-
-class InvalidDataError(RuntimeError):
-    """The loader gave what cannot be trained on."""
 
 
 class Channel:
@@ -173,7 +169,6 @@ class Host:
         result = Loop(stream, endless, config, request.limits, enter=enter, watch=watch).measure()
         retries = watch.allocation_retries()
         watch.close()
-        _check(stream, training)
         host_memory = tree_memory_bytes(os.getpid())
         enter(Phase.CLOSE)
         # Not on the way out of a failure: the parent then ends this process with all its workers.
@@ -215,7 +210,7 @@ class Host:
             kind = classify_exit(code, "")
         if isinstance(error, NonFiniteLossError):
             kind = FailureKind.NON_FINITE
-        elif isinstance(error, InvalidDataError | DataEndedError):
+        elif isinstance(error, NoStepError | DataEndedError):
             kind = FailureKind.INVALID_DATA
         return TrialFailure(
             config=config,
@@ -224,14 +219,6 @@ class Host:
             message=message,
             traceback_text=_user_traceback(error),
             seconds=time.monotonic() - began,
-        )
-
-
-def _check(stream: Stream, training: Training) -> None:
-    if training.step.optimizer_steps == 0:
-        raise InvalidDataError(
-            f"{stream.batches} batches went by without an optimizer step: train_step must call "
-            "step.backward(loss) and step.update() for each micro-batch"
         )
 
 

@@ -26,6 +26,10 @@ class DataEndedError(RuntimeError):
     """The stream ended where it should have gone on."""
 
 
+class NoStepError(RuntimeError):
+    """Batches go by, and the optimizer does nothing."""
+
+
 class NonFiniteLossError(RuntimeError):
     """The loss became NaN or infinite, or gradients kept overflowing."""
 
@@ -106,8 +110,13 @@ class Stream:
         return self._skipped_before > skipped
 
     def check(self) -> None:
-        """Raise NonFiniteLossError where this does not train; called at window borders, since it waits."""
+        """Raise NonFiniteLossError or NoStepError where this does not train; for window borders, since it waits."""
         step = self.training.step
+        if step.optimizer_steps == 0:
+            raise NoStepError(
+                f"{self.batches} batches went by without an optimizer step: train_step must call "
+                "step.backward(loss) and step.update() for each micro-batch"
+            )
         if not step.losses_are_finite():
             raise NonFiniteLossError(
                 f"the loss became NaN or infinite within {step.optimizer_steps} optimizer steps; "

@@ -235,7 +235,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
     ("change", "part"),
     [
         (("width: 16", "width: 17"), "options: "),
-        (("batch_size: [16, 32, 64]", "batch_size: [32, 64]"), "search: "),
+        (("batch_size: [16, 32, 64]", "batch_size: [32, 64]"), "search.batch_size: [16, 32, 64] there, [32, 64] now"),
     ],
     ids=["workload", "space"],
 )

@@ -95,7 +95,7 @@ class _Training:
     def __init__(self, script, config, clock):
         self._script, self._config, self._clock = script, config, clock
         self._steps = 0
-        self.step = SimpleNamespace(optimizer_steps=0, losses_are_finite=lambda: True)
+        self.step = SimpleNamespace(optimizer_steps=1, losses_are_finite=lambda: True)
 
     def skipped_steps(self):
         return 0
