@@ -91,9 +91,7 @@ def plain_rates(session: Session, seconds: float) -> Iterator[float]:
 def loop_overhead(rounds: int, seconds: float) -> None:
     # More threads than idle cores make every step wait for the slowest, and nothing of a per cent can be seen.
     torch.set_num_threads(1)
-    print(
-        f"\nmeasuring loop against the plain loop, {rounds} rounds of {seconds:g} s, 1 thread; order drawn anew each time"
-    )
+    print(f"\nmeasuring loop against the plain loop, {rounds} rounds of {seconds:g} s, 1 thread, random order")
     print(f"{'workload':<16}{'against plain':<16}{'median ratio':>14}{'interval':>16}{'least':>8}{'most':>8}")
     order = random.Random(0)  # fixed turns keep step with what else the machine does
     for name in WORKLOADS:
