@@ -125,8 +125,7 @@ class Measurement:
 
     def steady(self) -> Estimate:
         """Samples per second inside an epoch: what was consumed, less the fall in ready batches."""
-        consumed = sum(window.samples for window in self.windows)
-        return steady_rate(self.windows).scaled(1 - self.drained_samples / consumed)
+        return steady_rate(self.windows, self.drained_samples)
 
     def effective(self, plan: TrainingPlan) -> Estimate:
         """Samples per second over the planned run, epoch starts included."""

@@ -84,18 +84,19 @@ class EpochStart:
     spread_s: float = 0.0
 
 
-def steady_rate(windows: Sequence[Window]) -> Estimate:
+def steady_rate(windows: Sequence[Window], drained_samples: float = 0.0) -> Estimate:
     """Samples per second inside an epoch: total samples over total seconds, 95 % interval by batch means.
+
+    `drained_samples` of them came out of a falling queue, and are taken off.
 
     Adjacent windows are merged until their rates are uncorrelated (Law and Carson, 1979: batch means), since
     batches arrive in bursts and neighbouring windows share a burst.
     """
     samples, seconds = _merged(windows)
     rate = float(samples.sum() / seconds.sum())
-    if len(samples) < 2:
-        return Estimate(value=rate, low=0.0, high=float("inf"))
-    half = _half_width(samples, seconds, rate)
-    return Estimate(value=rate, low=max(0.0, rate - half), high=rate + half)
+    half = _half_width(samples, seconds, rate) if len(samples) >= 2 else float("inf")
+    consumed = Estimate(value=rate, low=max(0.0, rate - half), high=rate + half)
+    return consumed.scaled(1 - drained_samples / float(samples.sum()))
 
 
 def is_settled(windows: Sequence[Window]) -> bool:

@@ -129,8 +129,28 @@ class EndlessStream:
         self._limit.fill_(-(-batches // self._num_workers))
 
 
-class _EndlessDataset(IterableDataset[Any]):
+class StandIn:
     """Looks like the user's dataset to worker init functions; what is its own has names that nobody else uses."""
+
+    _OWN: frozenset[str]
+    _pipetune_inner: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """Worker init functions read and set attributes of the user's dataset."""
+        if name in self._OWN or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._pipetune_inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Pass on what a worker init function sets."""
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._pipetune_inner, name, value)
+
+
+class _EndlessDataset(StandIn, IterableDataset[Any]):
+    """Yields the user's samples pass after pass, up to a limit that can be set from outside."""
 
     _OWN = frozenset({"_pipetune_inner", "_pipetune_batch_size", "_pipetune_limit"})
 
@@ -152,19 +172,6 @@ class _EndlessDataset(IterableDataset[Any]):
                 yield item
             if yielded == before or self._pipetune_limit.item() > 0:
                 return
-
-    def __getattr__(self, name: str) -> Any:
-        """Worker init functions read and set attributes of the user's dataset."""
-        if name in _EndlessDataset._OWN or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._pipetune_inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Pass on what a worker init function sets."""
-        if name in _EndlessDataset._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._pipetune_inner, name, value)
 
 
 Endless = EndlessSampler | EndlessStream

@@ -93,8 +93,7 @@ class _Steady:
 
     @property
     def rate(self) -> float:
-        consumed = sum(window.samples for window in self.windows)
-        return steady_rate(self.windows).value * (1 - self.drained_samples / consumed)
+        return steady_rate(self.windows, self.drained_samples).value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

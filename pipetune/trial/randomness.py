@@ -10,15 +10,14 @@ import torch
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators, which users' augmentations draw from."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global one is meant
+    seed_on_host(seed)
     torch.manual_seed(seed)
 
 
 def seed_on_host(seed: int) -> None:
     """The same without reaching for a GPU."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - as above
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global one is meant
     torch.default_generator.manual_seed(seed)
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from pipetune.core.samples import SampleDigests, spread_indices
 from pipetune.core.space import Amp, TrialConfig
 from pipetune.training.workload import Workload
-from pipetune.trial.loader import build_loader, close_iterator
+from pipetune.trial.loader import StandIn, build_loader, close_iterator
 from pipetune.trial.randomness import seed_on_host, undisturbed
 
 COUNT = 256
@@ -211,11 +211,8 @@ def _as_they_are(batch: list[Reading]) -> list[Reading]:
     return batch
 
 
-class _DigestedSamples(Dataset[Reading]):
-    """Goes into the workers in the dataset's place and lets only digests out.
-
-    Looks like the user's dataset to worker init functions; what is its own has names that nobody else uses.
-    """
+class _DigestedSamples(StandIn, Dataset[Reading]):
+    """Goes into the workers in the dataset's place and lets only digests out."""
 
     _OWN = frozenset({"_pipetune_inner", "_pipetune_limit_s", "_pipetune_deadline_s"})
 
@@ -234,19 +231,6 @@ class _DigestedSamples(Dataset[Reading]):
         elif time.monotonic() > self._pipetune_deadline_s:
             return index, None, False
         return index, _read(self._pipetune_inner, index, _SEEDS[0]), True
-
-    def __getattr__(self, name: str) -> Any:
-        """Worker init functions read and set attributes of the user's dataset."""
-        if name in _DigestedSamples._OWN or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._pipetune_inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Pass on what a worker init function sets."""
-        if name in _DigestedSamples._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._pipetune_inner, name, value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

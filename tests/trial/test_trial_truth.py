@@ -106,8 +106,7 @@ def true_rate(trap):
 def found_rate(trap, **limits):
     script, chosen = trap()
     result = measured(script, chosen, **LIMITS | limits)
-    consumed = sum(window.samples for window in result.windows)
-    return steady_rate(result.windows).value * (1 - result.drained_samples / consumed), result
+    return steady_rate(result.windows, result.drained_samples).value, result
 
 
 def error_of(trap, **limits):
