@@ -47,6 +47,7 @@ TORCH_FILES = {
     "trial/randomness.py",
     "trial/samples.py",
     "trial/session.py",
+    "trial/state.py",
     "trial/stream.py",
     "trial/watch.py",
 }

@@ -3,7 +3,6 @@
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from pipetune.training.step import Step
 from pipetune.training.workload import Workload
 from pipetune.trial.device import release_memory
 from pipetune.trial.randomness import seed_everything
+from pipetune.trial.state import put_aside
 
 
 class Session:
@@ -30,10 +30,10 @@ class Session:
         self._seed = seed
         self._modes = [module.training for module in self.model.modules()]
         state = self.model.state_dict()
-        self._model_state = OrderedDict(_on_cpu(state))
+        self._model_state = OrderedDict(put_aside(state))
         # The versions of its modules, which decide how they read it back.
         self._model_state._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]  # noqa: SLF001
-        self._optimizer_state = _on_cpu(self.optimizer.state_dict())
+        self._optimizer_state = put_aside(self.optimizer.state_dict())
 
     def begin(self, config: TrialConfig) -> "Training":
         """Restore weights, optimizer and random state, move to the device, release what others left."""
@@ -124,21 +124,6 @@ def _optimizer_of(workload: Workload) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"Workload.optimizer gave a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     return optimizer
-
-
-def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy with every tensor on the host."""
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().to("cpu", copy=True)
-        if isinstance(value, Mapping):
-            return {key: copied(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(copied(item) for item in value)
-        return copy.deepcopy(value)
-
-    return {key: copied(value) for key, value in state.items()}
 
 
 def check_module(model: object) -> nn.Module:

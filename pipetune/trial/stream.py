@@ -88,8 +88,9 @@ class Stream:
         training = self.training
         samples, weight = training.count(batch), training.weight(batch)
         batch = training.on_device(batch)
-        training.learn(batch, weight)
+        # Before it is learnt from: the one before it must not hold memory meanwhile, which it does in no other loop.
         self.last_batch, self.last_samples = batch, samples
+        training.learn(batch, weight)
         self.samples += samples
         self.batches += 1
         return True
