@@ -1,20 +1,22 @@
 """Whether a trial's rates are what training delivers: real trials beside a plain training loop, in turns.
 
 Run: python tests/benchmarks/fidelity.py [--workloads images tokens] [--configs 6] [--repeats 3] [--device cpu|cuda]
-     [--seconds 2] [--epoch-seconds 2] [--threads N] [--seed 0] [--out FILE]
+     [--seconds 2] [--epoch-seconds 1.5] [--plain-loops 2] [--threads N] [--seed 0] [--out FILE]
 
 Random points of each built-in workload's search space on this machine. A repeat of a point is one trial (in a warm
-host, as a study runs it) and plain loops, in random order. Each repeat has a plain process of its own, which is this
-file again with --plain: it shares no code with pipetune but the workload's own dataset, model, loss and optimizer.
-It times
+host, as a study runs it) and each plain loop once, in random order. Each repeat has a host and plain processes of
+its own, since processes differ; a plain process is this file again with --plain: it shares no code with pipetune but
+the workload's own dataset, model, loss and optimizer. It times
 
-- steady: in mid-epoch, after all batches that were prefetched at the start, in whole optimizer steps;
+- steady: in mid-epoch, after all batches that were prefetched at the start, in whole optimizer steps; kernels are
+  chosen before the loader is made, or the first steps would let it fill a queue that flatters what follows;
 - effective: 3 epochs of `epoch_samples`, from before the first iter() to the end of the last. The trial's effective
   rate is reckoned for the same 3 epochs. How many samples they have follows from the time that a step was foretold.
 
-Kernel choice and the first steps of a process are in neither. Error is that of the medians over all repeats; spread
-is half the range of the plain loop's repeats over their median; a point is within where |error| is at most 2 % or
-the spread, whichever is larger. On a GPU machine that ends commands early, run one workload a command.
+Error is the median over the repeats of the trial against the plain loops of the same repeat, since machines drift;
+spread is half the range of all plain rates over their median; a point is within where |error| is at most 2 % or the
+spread, whichever is larger. With two plain loops the second is judged against the first by the same rule: that is
+what a tool without any error would get on this machine. Where commands are ended early, run one workload a command.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +181,16 @@ class PlainLoop:
         if self.device.type == "cuda":
             self.torch.cuda.synchronize()
 
+    def warm_up(self) -> None:
+        """Choose kernels and allocate the optimizer's state, without a loader."""
+        for _ in range(WARM_UP_STEPS):
+            self.train_on(self.batch(self.config["batch_size"]), is_last=True)
+        self.synchronize()
+
+    def batch(self, size: int) -> Any:
+        collate = self.workload.collate_fn or self.torch.utils.data.default_collate
+        return collate([self.workload.dataset[index] for index in range(size)])
+
     def steady_rate(self, seconds: float) -> float:
         """Samples per second in the middle of an epoch that does not end."""
         batches = iter(self.loader(ENDLESS))
@@ -222,8 +234,7 @@ class PlainLoop:
 
     def step_seconds(self, batch_size: int) -> float:
         """What training on one micro-batch costs, the second time."""
-        collate = self.workload.collate_fn or self.torch.utils.data.default_collate
-        batch = collate([self.workload.dataset[index] for index in range(batch_size)])
+        batch = self.batch(batch_size)
         for _ in range(2):
             self.synchronize()
             began = time.perf_counter()
@@ -235,6 +246,7 @@ class PlainLoop:
 def plain() -> None:
     """Be a plain process: build what the first line names, then answer one job a line."""
     loop = PlainLoop(json.loads(sys.stdin.readline()))
+    print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         print(json.dumps(plain_probe(loop, job) if job["task"] == "probe" else plain_rates(loop, job)), flush=True)
@@ -243,6 +255,7 @@ def plain() -> None:
 def plain_rates(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
     """The steady rate of a point, then its rate over whole epochs."""
     loop.configure(job["config"])
+    loop.warm_up()
     steady = loop.steady_rate(job["seconds"])
     effective = loop.effective_rate(job["epoch_samples"])
     if loop.device.type == "cuda":
@@ -267,15 +280,15 @@ def plain_probe(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Case:
-    """One point, and what both sides said of it."""
+    """One point, and what both sides said of it: of the plain loops a list for each, one rate a repeat."""
 
     workload: str
     config: TrialConfig
     step_s: float
     epoch_samples: int
     trials: list[Any] = field(default_factory=list)
-    plain_steady: list[float] = field(default_factory=list)
-    plain_effective: list[float] = field(default_factory=list)
+    plain_steady: list[list[float]] = field(default_factory=list)
+    plain_effective: list[list[float]] = field(default_factory=list)
     failure: str | None = None
 
     def trial_rates(self, kind: str) -> list[float]:
@@ -290,8 +303,12 @@ class Case:
         )
         return [trial.effective(plan).value for trial in self.trials]
 
-    def plain_rates(self, kind: str) -> list[float]:
+    def plain_rates(self, kind: str) -> list[list[float]]:
         return self.plain_steady if kind == "steady" else self.plain_effective
+
+    def repeats(self) -> int:
+        """Whole ones."""
+        return min(len(rates) for rates in (self.trials, *self.plain_steady))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +320,7 @@ class Bench:
     epoch_seconds: float
     seed: int
     repeats: int
+    plain_loops: int
 
     def setting(self, workload: str) -> Setting:
         return SETTINGS[self.device][workload]
@@ -342,12 +360,20 @@ class PlainProcess:
         )
         self._send(build)
 
+    def wait_until_ready(self) -> None:
+        """Raises RuntimeError like `ask`."""
+        self._answer()
+
     def ask(self, **job: Any) -> dict[str, Any]:
         """Raises RuntimeError with what it printed last where it ends, or takes too long and is ended."""
+        self._send(job)
+        answer: dict[str, Any] = self._answer()
+        return answer
+
+    def _answer(self) -> Any:
         watch = threading.Timer(PLAIN_TIMEOUT_S, self._process.kill)
         watch.start()
         try:
-            self._send(job)
             assert self._process.stdout is not None
             answer = self._process.stdout.readline()
         finally:
@@ -428,6 +454,7 @@ def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Ca
     began = time.monotonic()
     ends = (space.batch_size[0], space.batch_size[-1])
     with contextlib.closing(bench.plain(workload)) as process:
+        process.wait_until_ready()
         costs = process.ask(task="probe", amps=[amp.value for amp in space.amp], batch_sizes=ends)
     start_s = time.monotonic() - began - costs["probe_s"]
     rng = random.Random(f"{bench.seed} {workload}")
@@ -461,7 +488,7 @@ def estimated_s(bench: Bench, case: Case) -> float:
     trial = 1.0 + max(MOST_S, 2 * case.step_s) + 4 * case.step_s + 2 * epoch_start_s
     epochs = EPOCHS * (max(bench.epoch_seconds, LEAST_EPOCH_STEPS * case.step_s) + epoch_start_s)
     plain_s = WARM_UP_S + 2 * case.step_s + max(bench.seconds, LEAST_STEPS * case.step_s) + epochs
-    return trial + plain_s
+    return trial + bench.plain_loops * plain_s
 
 
 def measure_trial(runner: HostRunner, case: Case) -> None:
@@ -476,7 +503,7 @@ def measure_trial(runner: HostRunner, case: Case) -> None:
         case.trials.append(outcome)
 
 
-def measure_plain(bench: Bench, process: PlainProcess, case: Case) -> None:
+def measure_plain(bench: Bench, process: PlainProcess, case: Case, index: int) -> None:
     config = {
         name: getattr(case.config, name)
         for name in (
@@ -498,29 +525,36 @@ def measure_plain(bench: Bench, process: PlainProcess, case: Case) -> None:
     except RuntimeError as error:
         case.failure = str(error).splitlines()[-1]
         return
-    case.plain_steady.append(answer["steady"])
-    case.plain_effective.append(answer["effective"])
+    case.plain_steady[index].append(answer["steady"])
+    case.plain_effective[index].append(answer["effective"])
 
 
 def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) -> Iterator[int]:
-    """One repeat after another, with points and sides in random order."""
-    rng = random.Random(f"{bench.seed} order {cases[0].workload}")
-    runner = bench.runner(cases[0].workload, logs)
-    try:
-        for repeat in range(1, bench.repeats + 1):
-            with contextlib.closing(bench.plain(cases[0].workload)) as process:
-                for case in rng.sample(cases, len(cases)):
-                    sides = [
-                        functools.partial(measure_trial, runner, case),
-                        functools.partial(measure_plain, bench, process, case),
-                    ]
-                    for side in rng.sample(sides, 2):
-                        if case.failure is None:
-                            side()
-                    say(f"[{time.monotonic() - began:5.0f} s] {told(case, repeat)}")
-            yield repeat
-    finally:
-        runner.close()
+    """One repeat after another, with points and sides in random order; yields after each point."""
+    workload = cases[0].workload
+    rng = random.Random(f"{bench.seed} order {workload}")
+    for case in cases:
+        case.plain_steady = [[] for _ in range(bench.plain_loops)]
+        case.plain_effective = [[] for _ in range(bench.plain_loops)]
+    for repeat in range(1, bench.repeats + 1):
+        with contextlib.ExitStack() as open_processes:
+            runner = open_processes.enter_context(contextlib.closing(bench.runner(workload, logs)))
+            plains = [
+                open_processes.enter_context(contextlib.closing(bench.plain(workload)))
+                for _ in range(bench.plain_loops)
+            ]
+            for process in plains:
+                process.wait_until_ready()
+            for case in rng.sample(cases, len(cases)):
+                sides = [
+                    functools.partial(measure_trial, runner, case),
+                    *(functools.partial(measure_plain, bench, plain, case, i) for i, plain in enumerate(plains)),
+                ]
+                for side in rng.sample(sides, len(sides)):
+                    if case.failure is None:
+                        side()
+                say(f"[{time.monotonic() - began:5.0f} s] {told(case, repeat)}")
+                yield repeat
 
 
 def told(case: Case, repeat: int) -> str:
@@ -528,7 +562,8 @@ def told(case: Case, repeat: int) -> str:
     if case.failure is not None:
         return f"{name}: {case.failure}"
     ratios = ", ".join(
-        f"{kind} {case.trial_rates(kind)[-1]:,.0f} / {case.plain_rates(kind)[-1]:,.0f}"
+        f"{kind} {case.trial_rates(kind)[-1]:,.0f} / "
+        + " ".join(f"{rates[-1]:,.0f}" for rates in case.plain_rates(kind))
         for kind in ("steady", "effective")
     )
     return f"{name}: {ratios}"
@@ -539,42 +574,73 @@ def spread_percent(rates: list[float]) -> float:
     return 50 * (max(rates) - min(rates)) / median(rates)
 
 
+def plain_spread_percent(case: Case, kind: str) -> float:
+    return spread_percent([rate for rates in case.plain_rates(kind) for rate in rates])
+
+
+def median_difference_percent(judged: list[float], against: list[float]) -> float:
+    """Repeat by repeat: what drifts between them is in both."""
+    return 100 * (median(one / other for one, other in zip(judged, against, strict=False)) - 1)
+
+
 def error_percent(case: Case, kind: str) -> float:
-    return 100 * (median(case.trial_rates(kind)) / median(case.plain_rates(kind)) - 1)
+    plain_means = [fmean(rates) for rates in zip(*case.plain_rates(kind), strict=False)]
+    return median_difference_percent(case.trial_rates(kind), plain_means)
 
 
-def is_within(case: Case, kind: str) -> bool:
-    if case.failure is not None:
+def control_percent(case: Case, kind: str) -> float | None:
+    """The second plain loop against the first."""
+    loops = case.plain_rates(kind)
+    return median_difference_percent(loops[1], loops[0]) if len(loops) > 1 else None
+
+
+def is_within(case: Case, kind: str, error: float | None) -> bool:
+    if case.failure is not None or error is None:
         return False
-    return abs(error_percent(case, kind)) <= max(TOLERANCE_PERCENT, spread_percent(case.plain_rates(kind)))
+    return abs(error) <= max(TOLERANCE_PERCENT, plain_spread_percent(case, kind))
+
+
+def count_within(cases: list[Case], kinds: tuple[str, ...]) -> str:
+    """How many are within, and how many a second plain loop would have had."""
+    sound = [(case, kind) for case in cases for kind in kinds if case.failure is None]
+    ours = sum(is_within(case, kind, error_percent(case, kind)) for case, kind in sound)
+    again = [control_percent(case, kind) for case, kind in sound]
+    text = f"{ours} of {len(cases) * len(kinds)} within"
+    if None in again:
+        return text
+    second = sum(is_within(case, kind, error) for (case, kind), error in zip(sound, again, strict=True))
+    return f"{text}; the second plain loop, judged against the first: {second}"
 
 
 def table(cases: list[Case], kind: str) -> list[str]:
-    head = f"{'workload':<15}{'configuration':<34}{'pipetune':>11}{'plain':>11}{'error %':>9}{'spread %':>10}"
-    lines = [f"{kind} rate, samples/s", f"{head}{'(trials)':>10}  verdict"]
+    head = f"{'workload':<15}{'configuration':<34}{'pipetune':>11}{'plain':>11}{'error %':>9}"
+    head += f"{'control %':>11}{'spread %':>10}{'(trials)':>10}  verdict"
+    lines = [f"{kind} rate, samples/s", head]
     for case in cases:
         name = f"{case.workload:<15}{case.config.label():<34}"
         if case.failure is not None:
             lines.append(f"{name}failed: {case.failure}")
             continue
-        ours, theirs = case.trial_rates(kind), case.plain_rates(kind)
+        ours = case.trial_rates(kind)
+        theirs = [rate for rates in case.plain_rates(kind) for rate in rates]
+        error, control = error_percent(case, kind), control_percent(case, kind)
         lines.append(
-            f"{name}{median(ours):>11,.1f}{median(theirs):>11,.1f}{error_percent(case, kind):>+9.1f}"
-            f"{spread_percent(theirs):>10.1f}{spread_percent(ours):>10.1f}"
-            f"  {'within' if is_within(case, kind) else 'OUTSIDE'}"
+            f"{name}{median(ours):>11,.1f}{median(theirs):>11,.1f}{error:>+9.1f}"
+            f"{'-' if control is None else f'{control:+.1f}':>11}"
+            f"{plain_spread_percent(case, kind):>10.1f}{spread_percent(ours):>10.1f}"
+            f"  {'within' if is_within(case, kind, error) else 'OUTSIDE'}"
         )
-    return [*lines, f"{sum(is_within(case, kind) for case in cases)} of {len(cases)} within", ""]
+    return [*lines, count_within(cases, (kind,)), ""]
 
 
 def repeats(cases: list[Case]) -> list[str]:
-    lines = ["repeats: pipetune / plain, samples/s"]
+    lines = ["repeats, samples/s: pipetune / each plain loop"]
     for case in cases:
         for kind in ("steady", "effective"):
-            ours, theirs = (
-                " ".join(f"{rate:.1f}" for rate in rates) for rates in (case.trial_rates(kind), case.plain_rates(kind))
-            )
+            sides = [case.trial_rates(kind), *case.plain_rates(kind)]
+            rates = " / ".join(" ".join(f"{rate:.1f}" for rate in side) for side in sides)
             samples = f" ({EPOCHS} epochs of {case.epoch_samples})" if kind == "effective" else ""
-            lines.append(f"{case.workload} {case.config.label()}, {kind}{samples}: {ours} / {theirs}")
+            lines.append(f"{case.workload} {case.config.label()}, {kind}{samples}: {rates}")
     return [*lines, ""]
 
 
@@ -588,10 +654,12 @@ def header(bench: Bench) -> list[str]:
         f"fidelity of trials, {time.strftime('%Y-%m-%d %H:%M')}, {bench.device}, seed {bench.seed}",
         f"{hardware.cpu_model}, {hardware.cpus_usable} CPUs usable; {gpu}",
         ", ".join(f"{name} {version}" for name, version in versions().items()),
-        f"{bench.repeats} repeats; plain: {bench.seconds:g} s steady, {EPOCHS} epochs of {bench.epoch_seconds:g} s",
-        f"threads: {threads}; load average at the end: {os.getloadavg()[0]:.1f}",
-        "spread: half the range of the repeats over their median",
-        f"within: |error| is at most {TOLERANCE_PERCENT:g} % or the plain loop's spread, whichever is larger",
+        f"{bench.repeats} repeats of a trial and {bench.plain_loops} plain loop(s); threads: {threads}",
+        f"plain: {bench.seconds:g} s steady, {EPOCHS} epochs of {bench.epoch_seconds:g} s",
+        "error: median over the repeats, the trial against the plain loops of its repeat",
+        "control: the same for the second plain loop against the first",
+        "spread: half the range of the rates over their median",
+        f"within: |error| is at most {TOLERANCE_PERCENT:g} % or the plain loops' spread, whichever is larger",
         "",
     ]
 
@@ -615,11 +683,13 @@ def run(bench: Bench, workloads: list[str], count: int, keep: Callable[[str], No
 
 
 def tables(bench: Bench, cases: list[Case], began: float) -> str:
-    cases = [case for case in cases if case.failure is not None or (case.trials and case.plain_steady)]
-    within = sum(is_within(case, kind) for case in cases for kind in ("steady", "effective"))
+    cases = [case for case in cases if case.failure is not None or (case.plain_steady and case.repeats())]
     lines = [*header(bench), *table(cases, "steady"), *table(cases, "effective"), *repeats(cases)]
     return "\n".join(
-        [*lines, f"{within} of {2 * len(cases)} within; it took {(time.monotonic() - began) / 60:.1f} min"]
+        [
+            *lines,
+            f"{count_within(cases, ('steady', 'effective'))}; it took {(time.monotonic() - began) / 60:.1f} min",
+        ]
     )
 
 
@@ -631,7 +701,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--configs", type=int, default=6, help="points of each workload")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of the plain loop's steady measuring")
-    parser.add_argument("--epoch-seconds", type=float, default=2.0, help="of an epoch, without its start")
+    parser.add_argument("--epoch-seconds", type=float, default=1.5, help="of an epoch, without its start")
+    parser.add_argument("--plain-loops", type=int, choices=(1, 2), default=2, help="2: the second is a control")
     parser.add_argument("--threads", type=int, help="of torch, on both sides; default: as torch sets them")
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -654,6 +725,7 @@ def main() -> None:
         epoch_seconds=given.epoch_seconds,
         seed=given.seed,
         repeats=given.repeats,
+        plain_loops=given.plain_loops,
     )
     unknown = set(given.workloads or ()) - set(SETTINGS[given.device])
     if unknown:
