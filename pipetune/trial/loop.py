@@ -141,7 +141,7 @@ class Loop:
         steady = self._steady()
         self._enter(Phase.EPOCH_END)
         starts = self._epoch_starts(steady)
-        stream.check()
+        stream.check(at_end=True)
         return LoopResult(
             windows=steady.windows,
             set_aside=steady.set_aside,
@@ -161,14 +161,13 @@ class Loop:
         chunk = group_batches(self._config, self._config.num_workers)
         patience = WARM_UP_PATIENCE * max(self._queued, WARM_UP_PATIENCE * chunk)
         drained, before = 0, stream.ready_batches()
-        stream.settle_scale()
         while True:
             stream.train_batches(chunk)
             self._arrive(Phase.WARM_UP)
             drained += chunk
             after = stream.ready_batches()
             is_falling = before is not None and after is not None and after < before - 1
-            is_settling = stream.settle_scale()
+            is_settling = stream.is_scale_settling()
             before = after
             is_long_enough = drained >= self._queued and stream.now() - began >= self._limits.warm_up_s
             if is_long_enough and (drained >= patience or not (is_falling or is_settling)):

@@ -9,17 +9,13 @@ from torch.utils.data import DataLoader
 
 from pipetune.trial.device import synchronize
 from pipetune.trial.loader import close_iterator
+from pipetune.trial.overflow import Overflows
 from pipetune.trial.session import Training
 
 DEATH_NOTICE_S = 0.5
 """How long the end of a worker is waited for, once something went wrong."""
 SIGN_OF_LIFE_S = 1.0
 """How often a stream tells that it goes on: a step may take long, and is not hung for that."""
-
-
-MAX_SKIPPED_STEPS = 2
-MAX_SKIPPED_SHARE = 0.01
-"""More skipped optimizer steps than both, once the scale has settled, and training goes wrong."""
 
 
 class DataEndedError(RuntimeError):
@@ -51,8 +47,7 @@ class Stream:
         self.last_batch: Any = None
         self.last_samples = 0
         self._iterator: Iterator[Any] | None = None
-        self._skipped_before = 0
-        self._steps_before = 0
+        self._overflows = Overflows()
 
     def now(self) -> float:
         """Seconds on the clock by which the stream is timed."""
@@ -104,13 +99,12 @@ class Stream:
                     "can be iterated only once cannot be measured"
                 )
 
-    def settle_scale(self) -> bool:
-        """Whether fp16 still looks for its loss scale; the steps so far then count as warm-up."""
-        skipped, self._skipped_before = self._skipped_before, self.training.skipped_steps()
-        self._steps_before = self.training.step.optimizer_steps
-        return self._skipped_before > skipped
+    def is_scale_settling(self) -> bool:
+        """Whether fp16 still looks for its loss scale; waits for the device."""
+        self._overflows.look(self.training.step.optimizer_steps, self.training.skipped_steps())
+        return self._overflows.is_settling
 
-    def check(self) -> None:
+    def check(self, *, at_end: bool = False) -> None:
         """Raise NonFiniteLossError or NoStepError where this does not train; for window borders, since it waits."""
         step = self.training.step
         if step.optimizer_steps == 0:
@@ -123,12 +117,10 @@ class Stream:
                 f"the loss became NaN or infinite within {step.optimizer_steps} optimizer steps; "
                 "a faster configuration that does not train is not a result"
             )
-        steps = step.optimizer_steps - self._steps_before
-        skipped = self.training.skipped_steps() - self._skipped_before
-        if skipped > max(MAX_SKIPPED_STEPS, MAX_SKIPPED_SHARE * steps):
+        self._overflows.look(step.optimizer_steps, self.training.skipped_steps())
+        if (problem := self._overflows.problem(at_end=at_end)) is not None:
             raise NonFiniteLossError(
-                f"gradients overflowed: {skipped} of {steps} optimizer steps were skipped after the loss scale had "
-                "settled; a faster configuration that does not train is not a result"
+                f"gradients overflowed: {problem}; a faster configuration that does not train is not a result"
             )
 
     def drain(self) -> None:

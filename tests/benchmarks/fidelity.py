@@ -55,6 +55,8 @@ MOST_S = 8.0
 LEAST_STEPS = 3
 """Optimizer steps of the steady stretch, at least."""
 LEAST_EPOCH_STEPS = 2
+LEAST_BURSTS = 4
+"""Workers finish together, so batches come in bursts of num_workers: a stretch holds several of them."""
 ENDLESS = 2**40
 DRAWS = 500
 PLAIN_TIMEOUT_S = 240
@@ -202,8 +204,9 @@ class PlainLoop:
             self.optimizer_step(batches)
             steps += 1
         self.synchronize()
+        least = max(LEAST_STEPS, -(-LEAST_BURSTS * self.config["num_workers"] // self.accumulation))
         began, steps = time.perf_counter(), 0
-        while steps < LEAST_STEPS or time.perf_counter() - began < seconds:
+        while steps < least or time.perf_counter() - began < seconds:
             self.optimizer_step(batches)
             steps += 1
         self.synchronize()
