@@ -5,14 +5,16 @@ from collections.abc import Sequence
 
 from pipetune.core.measurement import FailureKind, TrialFailure
 from pipetune.core.record import TrialRecord
-from pipetune.core.space import TrialConfig
+from pipetune.core.space import Amp, TrialConfig
 
 
 def is_beyond(config: TrialConfig, failure: TrialFailure) -> bool:
     """Whether a configuration needs at least as much of the memory that ran out."""
     met = failure.config
     if failure.kind is FailureKind.GPU_OUT_OF_MEMORY:
-        return config.amp is met.amp and config.batch_size >= met.batch_size
+        # bf16 and fp16 take the same room; fp32 may take less than either where weights outweigh activations.
+        is_alike = (config.amp is Amp.FP32) == (met.amp is Amp.FP32)
+        return is_alike and config.batch_size >= met.batch_size
     if failure.kind in {FailureKind.SHARED_MEMORY, FailureKind.HOST_OUT_OF_MEMORY}:
         return (
             config.num_workers >= met.num_workers > 0

@@ -9,7 +9,7 @@ from pipetune.core.space import TrialConfig, widened
 from pipetune.search.certify import question
 from pipetune.search.failures import is_beyond
 from pipetune.search.ledger import Ledger
-from pipetune.search.plan import seeds
+from pipetune.search.plan import usual_rule
 from pipetune.search.reference import due_reference
 from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, params_of
 from pipetune.search.setting import Setting
@@ -32,7 +32,7 @@ class SearchLoop:
         self._reference: TrialConfig | None = None
 
     def run(self, start_from: TrialConfig | None) -> None:
-        """Search from the rules on, and from an older result before them."""
+        """Search from the rule on, and from an older result before it."""
         for seed in self._seeds(start_from):
             self._sampler.queue(seed)
         while self._may_go_on():
@@ -76,13 +76,13 @@ class SearchLoop:
             self._sampler.queue_next(due)
 
     def _seeds(self, start_from: TrialConfig | None) -> list[TrialConfig]:
-        """An older result, moved into this space, and the rules; without what was measured already."""
+        """An older result, moved into this space, and the rule; without what was measured already."""
         older = []
         with suppress(SpaceExhaustedError):
             older = [self._sampler.nearest_open(params_of(start_from))] if start_from else []
-        rules = seeds(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
+        rule = usual_rule(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
         tried = self._ledger.tried()
-        return [config for config in dict.fromkeys([*older, *rules]) if config not in tried]
+        return [config for config in dict.fromkeys([*older, rule]) if config not in tried]
 
     def _fails_alike(self) -> bool:
         """Whether the last trials all failed, and in one way: the next would too."""

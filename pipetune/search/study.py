@@ -18,6 +18,7 @@ from pipetune.search.bench import Bench
 from pipetune.search.budget import Spending
 from pipetune.search.certifier import Certifier
 from pipetune.search.failures import table_of_reasons
+from pipetune.search.guide import Guide
 from pipetune.search.ledger import Ledger
 from pipetune.search.loop import SearchLoop, is_open
 from pipetune.search.plan import default_baseline
@@ -139,7 +140,12 @@ class StudyRun:
 
     def _search(self, setting: Setting, ledger: Ledger, trials: Trials) -> None:
         """The baseline first, then what may be better."""
-        sampler = SpaceSampler(ledger.space, seed=self._config.seed, is_open=partial(is_open, ledger=ledger))
+        sampler = SpaceSampler(
+            ledger.space,
+            seed=self._config.seed,
+            is_open=partial(is_open, ledger=ledger),
+            order=Guide(setting, ledger).order,
+        )
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()
         SearchLoop(setting, ledger, sampler, trials).run(self._start_from)

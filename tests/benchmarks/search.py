@@ -1,0 +1,346 @@
+"""How soon a search is near the optimum: search orders on machines of known truth, over whole spaces.
+
+Run: PYTHONPATH=.:tests:tests/search python tests/benchmarks/search.py [--seeds 50] [--surfaces NAME ...]
+     [--methods NAME ...] [--processes 2] [--out FILE]
+
+Each seed draws a machine of each kind (tests/search/surfaces.py, which shares no formula with the prediction), errors
+of 10-30 % on every probed cost, and noise from trial to trial that follows itself (AR(1), 0.5). Every method begins
+with the baseline: torch's defaults at the largest batch that fits. Counted is until the first trial whose TRUE rate is
+within 10, 5 or 3 % of the optimum, in trials and in seconds with the probes; loss is what the one that looks best after
+15 trials truly lacks. A method that does not get there in time counts as having needed all of its trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import optuna
+import surfaces
+from builders import failure, measurement
+from surfaces import Surface
+
+from pipetune.core.costs import Costs, LoadCost, StepCost, costs_of_trial
+from pipetune.core.space import Amp, TrialConfig
+from pipetune.core.throughput import EpochStart, TrainingPlan
+from pipetune.search.belief import Belief, Seen, expected_gains, leading
+from pipetune.search.failures import is_beyond
+from pipetune.search.plan import usual_rule
+from pipetune.search.sampler import distributions, params_of
+
+MOST_TRIALS = 60
+LOSS_AT = 15
+NEAR = (0.90, 0.95, 0.97)
+CORRELATION = 0.5
+PROBES_S = 30.0
+PLAN = TrainingPlan(
+    effective_batch_size=surfaces.EFFECTIVE, epochs=surfaces.EPOCHS, epoch_samples=surfaces.EPOCH_SAMPLES
+)
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """A surface with its noise; keeps account of what was tried."""
+
+    surface: Surface
+    rng: random.Random
+    tried: dict[TrialConfig, float | None] = field(default_factory=dict)
+    true_rates: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    spent_s: float = 0.0
+    _drift: float = 0.0
+
+    def measure(self, config: TrialConfig) -> float | None:
+        rate = self.surface.rate(config)
+        self.spent_s += self.surface.seconds(config)
+        sd = self.surface.noise_sd
+        self._drift = CORRELATION * self._drift + math.sqrt(1 - CORRELATION**2) * self.rng.gauss(0, sd)
+        self.true_rates.append(rate or 0.0)
+        self.seconds.append(self.spent_s)
+        measured = None if rate is None else rate * math.exp(self._drift)
+        self.tried.setdefault(config, measured)
+        return measured
+
+    def baseline(self) -> None:
+        """Torch's defaults, with the largest batch that fits."""
+        for batch in reversed(self.surface.space.batch_size):
+            if self.measure(point(0, batch)) is not None:
+                return
+
+    @property
+    def trials(self) -> int:
+        return len(self.true_rates)
+
+    def is_beyond(self, config: TrialConfig) -> bool:
+        """Whether what did not fit tells that this will not."""
+        return any(rate is None and is_beyond(config, failure(met)) for met, rate in self.tried.items())
+
+
+def point(workers: int, batch: int, amp: Amp = Amp.FP32) -> TrialConfig:
+    return TrialConfig(
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        pin_memory=False,
+        persistent_workers=False,
+        batch_size=batch,
+        accumulation_steps=surfaces.EFFECTIVE // batch,
+        amp=amp,
+    )
+
+
+# Methods: each yields the configuration to measure next, and is told what came of it.
+
+Method = Callable[[Machine, int], Iterator[TrialConfig]]
+
+
+def random_order(machine: Machine, seed: int) -> Iterator[TrialConfig]:
+    configs = list(machine.surface.space.configs())
+    random.Random(seed).shuffle(configs)
+    yield from configs
+
+
+def grid_order(machine: Machine, seed: int) -> Iterator[TrialConfig]:  # noqa: ARG001
+    yield from machine.surface.space.configs()
+
+
+def tpe(machine: Machine, seed: int, *, multivariate: bool) -> Iterator[TrialConfig]:
+    """As people use Optuna: every knob suggested, a failed trial told as failed."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=multivariate, group=multivariate)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+    space, known = machine.surface.space, dict(machine.tried)
+    for config, rate in known.items():
+        if rate is not None:
+            trial = optuna.trial.create_trial(
+                params=params_of(config),
+                distributions={
+                    name: distribution for name, distribution in ranges(space).items() if name in params_of(config)
+                },
+                value=rate,
+            )
+            study.add_trial(trial)
+    while True:
+        trial = study.ask()
+        config = suggested(trial, space)
+        yield config
+        rate = machine.tried[config]
+        if rate is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, rate)
+
+
+def ranges(space: object) -> dict[str, object]:
+    """Categorical where values have gaps: TPE knows nothing of lists."""
+    found = dict(distributions(space))
+    for name in ("num_workers", "prefetch_factor", "batch_size"):
+        found[name] = optuna.distributions.CategoricalDistribution(getattr(space, name))
+    found["amp"] = optuna.distributions.CategoricalDistribution(tuple(amp.value for amp in space.amp))
+    return found
+
+
+def suggested(trial: optuna.Trial, space: object) -> TrialConfig:
+    def value(name: str) -> object:
+        return trial.suggest_categorical(name, ranges(space)[name].choices)
+
+    workers, batch = value("num_workers"), value("batch_size")
+    return TrialConfig(
+        num_workers=workers,
+        prefetch_factor=value("prefetch_factor") if workers else None,
+        pin_memory=value("pin_memory"),
+        persistent_workers=bool(workers) and value("persistent_workers"),
+        batch_size=batch,
+        accumulation_steps=surfaces.EFFECTIVE // batch,
+        amp=Amp(value("amp")),
+    )
+
+
+def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConfig]:
+    """Ours: the prediction corrected by a Gaussian process, and the greatest expected gain next."""
+    if probed:
+        costs = probed_costs(machine.surface, random.Random(f"probes {seed}"))
+        machine.spent_s += PROBES_S
+    else:
+        costs = baseline_costs(machine)
+        rule = usual_rule(machine.surface.space, cpus_usable=machine.surface.parts.cpus)
+        if rule not in machine.tried and not machine.is_beyond(rule):
+            yield rule
+    belief = Belief(tuple(machine.surface.space.configs()), costs, PLAN)
+    while True:
+        seen = [Seen(config=config, rate=rate) for config, rate in machine.tried.items() if rate is not None]
+        mean, sd = belief.about(seen)
+        machine.mean = dict(zip(belief.configs, mean, strict=True))
+        gains = expected_gains(mean, sd, leading(mean, belief.configs, {one.config for one in seen}))
+        for index in np.argsort(-gains):
+            config = belief.configs[index]
+            if config not in machine.tried and not machine.is_beyond(config):
+                break
+        else:
+            return
+        yield config
+
+
+def baseline_costs(machine: Machine) -> Costs:
+    """What the baseline's own trial says."""
+    surface = machine.surface
+    config, rate = next((config, rate) for config, rate in machine.tried.items() if rate is not None)
+    fixed_s, sample_s = surface.parts.steps[config.amp]
+    load_s = config.batch_size * (surface.parts.sample_cpu_s + surface.parts.sample_wait_s)
+    waiting = load_s / (load_s + fixed_s + config.batch_size * sample_s)
+    trial = measurement(config, rate=rate, wait_share=waiting, epoch_start=EpochStart(fresh_s=0.0, refill_s=None))
+    return costs_of_trial(
+        trial, cpus=surface.parts.cpus, amps=surface.space.amp, has_accelerator=surface.parts.cpus > 2
+    )
+
+
+def probed_costs(surface: Surface, rng: random.Random) -> Costs:
+    """What probes would say: the true costs, each 10-30 % wrong."""
+
+    def wrong() -> float:
+        return math.exp(rng.choice((-1, 1)) * rng.uniform(0.1, 0.3))
+
+    parts = surface.parts
+    sample = wrong()
+    return Costs(
+        cpus=parts.cpus,
+        load=LoadCost(cpu_s=parts.sample_cpu_s * sample, wait_s=parts.sample_wait_s * sample, sd=0.2),
+        steps={
+            amp: StepCost(fixed_s=fixed * factor, sample_s=each * factor, sd=0.2)
+            for amp, (fixed, each) in parts.steps.items()
+            for factor in (wrong(),)
+        },
+        receive_s=parts.receive_s * wrong(),
+        receive_sample_s=parts.receive_sample_s * wrong(),
+        start_s=parts.start_s * wrong(),
+        worker_start_s=parts.worker_start_s * wrong(),
+    )
+
+
+METHODS: dict[str, Method] = {
+    "random": random_order,
+    "grid order": grid_order,
+    "TPE": lambda machine, seed: tpe(machine, seed, multivariate=False),
+    "TPE multivariate": lambda machine, seed: tpe(machine, seed, multivariate=True),
+    "pipetune": lambda machine, seed: believed(machine, seed, probed=False),
+    "pipetune, probed": lambda machine, seed: believed(machine, seed, probed=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of one study: trials and seconds to each nearness, and the true loss of what led after LOSS_AT trials."""
+
+    surface: str
+    method: str
+    trials: tuple[int, ...]
+    seconds: tuple[float, ...]
+    loss: float
+    below_baseline: bool
+
+
+def study(surface_index: int, method: str, seed: int) -> Outcome:
+    make = surfaces.SURFACES[surface_index]
+    surface = make(random.Random(f"{make.__name__} {seed}"))
+    machine = Machine(surface=surface, rng=random.Random(f"noise {seed} {method}"))
+    _, optimum = surface.best()
+    machine.baseline()
+    baseline = machine.true_rates[-1]
+    loss = 1.0
+    proposals = METHODS[method](machine, seed)
+    while machine.trials < MOST_TRIALS and (machine.trials < LOSS_AT or max(machine.true_rates) < max(NEAR) * optimum):
+        config = next(proposals, None)
+        if config is None:
+            break
+        machine.measure(config)
+        if machine.trials <= LOSS_AT:
+            loss = 1 - (surface.rate(leader(machine)) or 0.0) / optimum
+    first = [next((i for i, rate in enumerate(machine.true_rates) if rate >= near * optimum), None) for near in NEAR]
+    return Outcome(
+        surface=surface.name,
+        method=method,
+        trials=tuple(MOST_TRIALS if index is None else index + 1 for index in first),
+        seconds=tuple(machine.seconds[-1 if index is None else index] for index in first),
+        loss=loss,
+        below_baseline=1 - loss < 0.97 * baseline / optimum,
+    )
+
+
+def leader(machine: Machine) -> TrialConfig:
+    """What looks best: by the belief where there is one, else the fastest trial."""
+    believed_of = getattr(machine, "mean", {})
+    ran = [config for config, rate in machine.tried.items() if rate is not None]
+    return max(ran, key=lambda config: believed_of.get(config, machine.tried[config]))
+
+
+def table(outcomes: list[Outcome], title: str) -> list[str]:
+    lines = [
+        title,
+        f"{'method':<20}{'trials to 90 %':>18}{'95 %':>12}{'97 %':>12}{'seconds to 97 %':>20}{'loss at 15':>20}",
+    ]
+    lines[1] += f"{'below baseline':>16}"
+    for method in METHODS:
+        own = [one for one in outcomes if one.method == method]
+        if not own:
+            continue
+        cells = [both([one.trials[i] for one in own]) for i in range(len(NEAR))]
+        seconds = both([one.seconds[-1] for one in own])
+        losses = [100 * one.loss for one in own]
+        loss = f"{statistics.fmean(losses):.1f} / {quantile(losses, 0.9):.1f} %"
+        below = f"{100 * sum(one.below_baseline for one in own) / len(own):.0f} %"
+        lines.append(f"{method:<20}{cells[0]:>18}{cells[1]:>12}{cells[2]:>12}{seconds:>20}{loss:>20}{below:>16}")
+    return [*lines, ""]
+
+
+def both(values: list[float]) -> str:
+    return f"{statistics.median(values):.0f} / {quantile(values, 0.9):.0f}"
+
+
+def quantile(values: list[float], share: float) -> float:
+    return float(np.quantile(values, share))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [make.__name__ for make in surfaces.SURFACES]
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--surfaces", nargs="+", choices=names, default=names)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="file for the tables")
+    given = parser.parse_args()
+    began = time.monotonic()
+    jobs = [
+        (names.index(surface), method, seed)
+        for surface in given.surfaces
+        for method in given.methods
+        for seed in range(given.seeds)
+    ]
+    with ProcessPoolExecutor(given.processes) as pool:
+        outcomes = list(pool.map(study, *zip(*jobs, strict=True), chunksize=5))
+    lines = [
+        f"{given.seeds} seeds, at most {MOST_TRIALS} trials each",
+        "trials and seconds: median / 90th percentile; loss: mean / 90th percentile",
+        "",
+        *table(outcomes, "all surfaces"),
+    ]
+    for surface in dict.fromkeys(one.surface for one in outcomes):
+        lines += table([one for one in outcomes if one.surface == surface], surface)
+    text = "\n".join([*lines, f"it took {time.monotonic() - began:.0f} s"])
+    if given.out is not None:
+        given.out.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

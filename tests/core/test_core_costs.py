@@ -1,0 +1,62 @@
+"""What one trial tells of the parts of a step."""
+
+import pytest
+from builders import measurement, trial_config
+
+from pipetune.core.costs import HIDDEN_SD, SEEN_SD, costs_of_trial, guessed_costs
+from pipetune.core.prediction import batch_interval_s
+from pipetune.core.space import Amp
+
+
+def costs(trial, *, gpu=False, cpus=4.0):
+    return costs_of_trial(trial, cpus=cpus, amps=tuple(Amp), has_accelerator=gpu)
+
+
+def test_without_workers_waiting_is_loading_and_the_rest_is_the_step():
+    # GIVEN 100 samples/s, of which 80 % of the time goes into waiting for data
+    found = costs(measurement(trial_config(0), rate=100.0, wait_share=0.8))
+    assert found.load.seconds == pytest.approx(0.008, rel=0.02)
+    assert found.steps[Amp.FP32].seconds(64) == pytest.approx(64 * 0.002, rel=0.02)
+    assert found.load.sd == SEEN_SD
+
+
+@pytest.mark.parametrize("wait_share", [0.02, 0.5, 0.95])
+def test_without_workers_the_trial_itself_is_foretold(wait_share):
+    trial = measurement(trial_config(0), rate=500.0, wait_share=wait_share)
+    assert batch_interval_s(trial.config, costs(trial)) == pytest.approx(64 / 500, rel=0.02)
+
+
+def test_workers_that_are_waited_for_tell_what_a_sample_costs():
+    # GIVEN 4 workers that together give 100/s
+    found = costs(measurement(trial_config(4), rate=100.0, wait_share=0.6))
+    assert found.load.seconds == pytest.approx(0.04, rel=0.02)
+
+
+def test_workers_that_are_never_waited_for_tell_only_what_it_costs_at_most():
+    found = costs(measurement(trial_config(4), rate=100.0, wait_share=0.01))
+    assert found.load.seconds <= 0.04
+    assert found.load.sd == HIDDEN_SD
+    assert found.steps[Amp.FP32].sd == SEEN_SD
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_precision_that_did_not_run_is_known_least(gpu):
+    found = costs(measurement(trial_config(0), wait_share=0.1), gpu=gpu)
+    assert found.steps[Amp.BF16].sd > 2 * found.steps[Amp.FP32].sd
+    assert found.steps[Amp.BF16].seconds(64) <= found.steps[Amp.FP32].seconds(64)
+
+
+def test_from_reduced_precision_fp32_is_foretold_slower_on_a_gpu():
+    found = costs(measurement(trial_config(0, amp=Amp.BF16), wait_share=0.1), gpu=True)
+    assert found.steps[Amp.FP32].seconds(64) > found.steps[Amp.BF16].seconds(64)
+    assert found.steps[Amp.FP16].seconds(64) == found.steps[Amp.BF16].seconds(64)
+
+
+def test_beside_a_gpu_a_long_wait_hides_the_step():
+    assert costs(measurement(trial_config(0), wait_share=0.9), gpu=True).steps[Amp.FP32].sd == HIDDEN_SD
+    assert costs(measurement(trial_config(0), wait_share=0.9)).steps[Amp.FP32].sd == SEEN_SD
+
+
+def test_a_guess_trusts_itself_in_nothing():
+    found = guessed_costs(cpus=4, amps=(Amp.FP32,), has_accelerator=False)
+    assert min(found.load.sd, found.steps[Amp.FP32].sd) >= 1.0
