@@ -96,6 +96,7 @@ class Measurement:
     `settled` tells whether the interval reached its target before the limit. `drained_samples` of the windows
     came out of a queue that was still falling, and training will not have them. `set_aside` are windows that
     count in no rate: before the steady state, or disturbed from outside; `interference` names what was seen of that.
+    A `censored` trial was ended early, since it could not come near the best: its rate is no more than an upper bound.
     """
 
     config: TrialConfig
@@ -113,6 +114,7 @@ class Measurement:
     set_aside: tuple[Window, ...] = ()
     interference: tuple[str, ...] = ()
     allocation_retries: int | None = None
+    censored: bool = False
 
     @property
     def cache(self) -> CacheState | None:
@@ -134,7 +136,9 @@ class Measurement:
     def remarks(self) -> tuple[str, ...]:
         """What a reader of its rate should know, in a few words each; empty where all was well."""
         found = []
-        if not self.settled:
+        if self.censored:
+            found.append("ended early: it could not come near the best")
+        elif not self.settled:
             found.append("unstable: the rate did not settle in the time for it")
         if self.drained_samples > 0:
             share = self.drained_samples / sum(window.samples for window in self.windows)

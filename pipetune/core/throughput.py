@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 MIN_BLOCKS = 8
 """Fewest batch means from which an interval is believed."""
+RACE_BLOCKS = 4
+"""Fewest uncorrelated batch means, of MIN_BLOCKS windows or more, from which a trial is given up as too slow."""
 MAX_LAG1 = 0.2
 """Lag-1 autocorrelation under which batch means count as independent."""
 TARGET_HALF_WIDTH = 0.02
@@ -97,6 +99,20 @@ def steady_rate(windows: Sequence[Window], drained_samples: float = 0.0) -> Esti
     half = _half_width(samples, seconds, rate) if len(samples) >= 2 else float("inf")
     consumed = Estimate(value=rate, low=max(0.0, rate - half), high=rate + half)
     return consumed.scaled(1 - drained_samples / float(samples.sum()))
+
+
+def cannot_reach(windows: Sequence[Window], rate: float) -> bool:
+    """Whether these windows rule out a rate: they are steady, and the 99 % bound of their mean lies below it.
+
+    No window may have come up to it, or a slow start would be taken for a slow trial.
+    """
+    if len(windows) < MIN_BLOCKS or max(window.samples / window.seconds for window in windows) >= rate:
+        return False
+    if has_rate_trend(windows):
+        return False
+    samples, seconds = _merged(windows)
+    mean = float(samples.sum() / seconds.sum())
+    return len(samples) >= RACE_BLOCKS and mean + _half_width(samples, seconds, mean, sureness=0.99) < rate
 
 
 def is_settled(windows: Sequence[Window]) -> bool:
@@ -235,11 +251,11 @@ def _lag1(values: FloatArray) -> float:
     return float((deviations[1:] * deviations[:-1]).sum()) / variance if variance > 0 else 0.0
 
 
-def _half_width(samples: FloatArray, seconds: FloatArray, rate: float) -> float:
-    """95 % half-width of a ratio estimate (Cochran, Sampling Techniques, 6.4)."""
+def _half_width(samples: FloatArray, seconds: FloatArray, rate: float, *, sureness: float = 0.95) -> float:
+    """Half-width of a ratio estimate (Cochran, Sampling Techniques, 6.4)."""
     from scipy.special import stdtrit
 
     n = len(samples)
     residuals = samples - rate * seconds
     deviation = float(np.sqrt((residuals**2).sum() / (n - 1)))
-    return float(stdtrit(n - 1, 0.975)) * deviation / (float(seconds.mean()) * float(np.sqrt(n)))
+    return float(stdtrit(n - 1, (1 + sureness) / 2)) * deviation / (float(seconds.mean()) * float(np.sqrt(n)))

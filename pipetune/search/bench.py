@@ -18,15 +18,25 @@ class Bench:
         self._ledger = ledger
 
     def measure(
-        self, config: TrialConfig, purpose: str, *, fresh: bool = False, compute_only: bool = False
+        self,
+        config: TrialConfig,
+        purpose: str,
+        *,
+        fresh: bool = False,
+        compute_only: bool = False,
+        least_rate: float | None = None,
     ) -> TrialOutcome:
-        """The outcome, with the seconds that it took from here. What an interrupted one took is kept, too."""
+        """The outcome, with the seconds that it took from here. What an interrupted one took is kept, too.
+
+        What cannot reach `least_rate` (samples/s) is ended early.
+        """
         setting = self._setting
         setting.progress.trial_began(config, purpose, setting.spending.seconds_left())
         began = time.monotonic()
         try:
             with setting.signals.interruptible():
-                outcome = setting.runner.run(config, setting.limits, fresh=fresh, compute_only=compute_only)
+                limits = replace(setting.limits, least_rate=least_rate)
+                outcome = setting.runner.run(config, limits, fresh=fresh, compute_only=compute_only)
         except BaseException:
             self._ledger.keep_summary()
             raise

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,10 @@ from pipetune.search.setting import Setting
 
 MOST_POINTS = 5000
 """Larger spaces are looked at in fewer worker counts, closer together where they are small."""
+LEAST_TRIALS = 10
+"""So many configurations are measured before it is believed that nothing better is left."""
+LEAST_GAIN = 0.005
+"""What a trial is expected to gain at least, to be worth its time."""
 FAILED_LOSS = math.log(2)
 """What fails is taken to be so much slower than foretold: what it has in common with others is tried last."""
 FAILED_SD = 0.2
@@ -29,21 +33,37 @@ class Guide:
     def __init__(self, setting: Setting, ledger: Ledger) -> None:
         self._setting = setting
         self._ledger = ledger
+        self._asked: tuple[object, dict[TrialConfig, float]] = (None, {})
 
     def order(self, space: SearchSpace) -> Iterator[TrialConfig]:
         """Every configuration of it, the one with the greatest expected gain first."""
+        gains = self._gains(space)
+        return itertools.chain(gains, (config for config in space.configs() if config not in gains))
+
+    def has_hope(self, space: SearchSpace, is_open: Callable[[TrialConfig], bool]) -> bool:
+        """Whether something open is still expected to gain what is worth a trial; true where nothing is open."""
+        if len(merged(self._ledger.records())) < LEAST_TRIALS:
+            return True
+        most = next((gain for config, gain in self._gains(space).items() if is_open(config)), math.inf)
+        return most >= LEAST_GAIN
+
+    def _gains(self, space: SearchSpace) -> dict[TrialConfig, float]:
+        """Expected gains over the best so far as a share, the greatest first; anything where nothing ran yet."""
         records = self._ledger.records()
+        asked = (len(records), space)
+        if self._asked[0] != asked:
+            self._asked = (asked, self._reckoned(space, records))
+        return self._asked[1]
+
+    def _reckoned(self, space: SearchSpace, records: Sequence[TrialRecord]) -> dict[TrialConfig, float]:
         measured = merged(records)
         configs = _looked_at(space, [record.config for record in measured])
         costs = self._costs(measured)
         belief = Belief(configs, costs, self._setting.plan)
-        seen = [*self._seen(measured), *self._failed(records, costs)]
-        mean, sd = belief.about(seen)
+        mean, sd = belief.about([*self._seen(measured), *self._failed(records, costs)])
         best = leading(mean, configs, {record.config for record in measured})
         gains = expected_gains(mean, sd, best) if measured else mean
-        looked_at = [configs[index] for index in np.argsort(-gains, kind="stable")]
-        known = set(looked_at)
-        return itertools.chain(looked_at, (config for config in space.configs() if config not in known))
+        return {configs[index]: float(gains[index]) for index in np.argsort(-gains, kind="stable")}
 
     def _costs(self, measured: Sequence[TrialRecord]) -> Costs:
         """From the baseline where it ran, else from the first trial that did."""

@@ -46,10 +46,12 @@ class Ledger:
         return found
 
     def candidates(self) -> tuple[TrialRecord, ...]:
-        """Trials of what may win; the baseline is compared with, whatever it is."""
-        if not self.bars_workers:
-            return self.records()
-        return tuple(r for r in self.records() if r.config.num_workers == 0 or r.config == self.baseline)
+        """Trials of what may win: none that was ended early. The baseline is compared with, whatever it is."""
+        return tuple(r for r in self.records() if r.config == self.baseline or self._may_win(r))
+
+    def _may_win(self, record: TrialRecord) -> bool:
+        is_whole = record.measurement is None or not record.measurement.censored
+        return is_whole and not (self.bars_workers and record.config.num_workers)
 
     def best_first(self) -> list[TrialRecord]:
         """Measured configurations that may win in the order of the objective, repeats pooled."""

@@ -2,12 +2,14 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pipetune.core.record import TrialRecord, TrialState
 from pipetune.core.space import TrialConfig, widened
 from pipetune.search.certify import question
 from pipetune.search.failures import is_beyond
+from pipetune.search.guide import LEAST_GAIN, Guide
 from pipetune.search.ledger import Ledger
 from pipetune.search.plan import usual_rule
 from pipetune.search.reference import due_reference
@@ -24,9 +26,10 @@ WAITING_PERCENT = 10.0
 class SearchLoop:
     """Asks the sampler, runs what it proposes, and widens the space where the leader says so."""
 
-    def __init__(self, setting: Setting, ledger: Ledger, sampler: SpaceSampler, trials: Trials) -> None:
+    def __init__(self, setting: Setting, ledger: Ledger, guide: Guide, sampler: SpaceSampler, trials: Trials) -> None:
         self._setting = setting
         self._ledger = ledger
+        self._guide = guide
         self._sampler = sampler
         self._trials = trials
         self._reference: TrialConfig | None = None
@@ -36,6 +39,11 @@ class SearchLoop:
         for seed in self._seeds(start_from):
             self._sampler.queue(seed)
         while self._may_go_on():
+            if not self._guide.has_hope(self._ledger.space, partial(is_open, ledger=self._ledger)):
+                self._ledger.note(
+                    f"stopped searching: nothing that is left is expected to gain {LEAST_GAIN:.1%} or more"
+                )
+                return
             self._queue_reference()
             try:
                 trial, config = self._sampler.ask(self._setting.store.study)

@@ -140,15 +140,13 @@ class StudyRun:
 
     def _search(self, setting: Setting, ledger: Ledger, trials: Trials) -> None:
         """The baseline first, then what may be better."""
+        guide = Guide(setting, ledger)
         sampler = SpaceSampler(
-            ledger.space,
-            seed=self._config.seed,
-            is_open=partial(is_open, ledger=ledger),
-            order=Guide(setting, ledger).order,
+            ledger.space, seed=self._config.seed, is_open=partial(is_open, ledger=ledger), order=guide.order
         )
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()
-        SearchLoop(setting, ledger, sampler, trials).run(self._start_from)
+        SearchLoop(setting, ledger, guide, sampler, trials).run(self._start_from)
         if not ledger.best_first():
             raise NothingWorksError(table_of_reasons(ledger.records()))
         stand_in(ledger)

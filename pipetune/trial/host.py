@@ -186,6 +186,7 @@ class Host:
             windows=result.windows,
             epoch_start=result.epoch_start,
             settled=result.settled,
+            censored=result.censored,
             set_aside=result.set_aside,
             drained_samples=result.drained_samples,
             interference=watch.summary(),

@@ -13,6 +13,7 @@ from pipetune.core.throughput import (
     MIN_BLOCKS,
     EpochStart,
     Window,
+    cannot_reach,
     data_wait_percent,
     drained_samples,
     is_settled,
@@ -82,6 +83,7 @@ class LoopResult:
     drained_samples: float
     epoch_start: EpochStart
     settled: bool
+    censored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class _Steady:
     set_aside: tuple[Window, ...]
     drained_samples: float
     settled: bool
+    censored: bool = False
 
     @property
     def rate(self) -> float:
@@ -140,7 +143,7 @@ class Loop:
         self._enter(Phase.MEASURE)
         steady = self._steady()
         self._enter(Phase.EPOCH_END)
-        starts = self._epoch_starts(steady)
+        starts = [] if steady.censored else self._epoch_starts(steady)
         stream.check(at_end=True)
         return LoopResult(
             windows=steady.windows,
@@ -148,6 +151,7 @@ class Loop:
             drained_samples=steady.drained_samples,
             epoch_start=self._epoch_start(starts, first_batch_s),
             settled=steady.settled,
+            censored=steady.censored,
         )
 
     # --- warm-up -------------------------------------------------------------------------------------------
@@ -193,6 +197,8 @@ class Loop:
                 disturbed.append(window)
                 continue
             counted.append(window)
+            if self._is_too_slow(counted):
+                return self._state(counted, disturbed, settled=False, censored=True)
             if _seconds(counted) >= limits.min_s and self._is_done(counted):
                 return self._state(counted, disturbed, settled=True)
         return self._state(counted, disturbed, settled=False)
@@ -205,13 +211,20 @@ class Loop:
         start = steady_from(warm, self._config.batch_size)
         return start is not None and is_settled(warm[start:])
 
+    def _is_too_slow(self, windows: Sequence[Window]) -> bool:
+        """Whether the rest of this trial could only show how far it is behind; cold windows say nothing of that."""
+        least = self._limits.least_rate
+        return least is not None and cannot_reach(windows[self._warm_from(windows) :], least)
+
     def _warm_from(self, windows: Sequence[Window]) -> int:
         """Index after the last window that read from storage, where that is to end."""
         if not self._limits.until_warm:
             return 0
         return max((index + 1 for index, window in enumerate(windows) if window.is_cold), default=0)
 
-    def _state(self, counted: Sequence[Window], disturbed: Sequence[Window], *, settled: bool) -> _Steady:
+    def _state(
+        self, counted: Sequence[Window], disturbed: Sequence[Window], *, settled: bool, censored: bool = False
+    ) -> _Steady:
         warm = self._warm_from(counted)
         if len(counted) - warm < MIN_BLOCKS:
             warm = 0  # it stayed cold, and is labelled so
@@ -222,6 +235,7 @@ class Loop:
             set_aside=tuple(sorted([*disturbed, *counted[:start]], key=lambda window: window.began_s)),
             drained_samples=drained_samples(windows, self._config.batch_size),
             settled=settled,
+            censored=censored,
         )
 
     # --- epoch starts --------------------------------------------------------------------------------------
@@ -328,6 +342,9 @@ class Loop:
 
     def _epoch_start(self, starts: Sequence[_Start], first_batch_s: float) -> EpochStart:
         """Kept workers refill; what new ones cost beside that is how much later their first batch came."""
+        if not starts:
+            # Not measured, which can only flatter what is too slow already.
+            return EpochStart(fresh_s=0.0, refill_s=0.0 if self._config.persistent_workers else None)
         lost = [start.lost_s for start in starts]
         lost_s = max(0.0, fmean(lost))
         spread_s = (max(lost) - min(lost)) / 2

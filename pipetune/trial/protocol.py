@@ -28,7 +28,8 @@ class MeasureLimits:
     """How long a trial measures: at least `min_s` and until settled, at most `max_s` seconds of windows.
 
     `epoch_samples` is the planned length of an epoch, by which the cost of its start is judged; None where it
-    is not known. `until_warm` tells that reading from storage will end, and is to be waited for.
+    is not known. `until_warm` tells that reading from storage will end, and is to be waited for. A trial that cannot
+    reach `least_rate` (samples/s) ends early; None lets every trial run to its end.
     """
 
     min_s: float = 4.0
@@ -37,6 +38,7 @@ class MeasureLimits:
     warm_up_s: float = 1.0
     epoch_samples: int | None = None
     until_warm: bool = True
+    least_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

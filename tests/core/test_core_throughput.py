@@ -13,6 +13,7 @@ from pipetune.core.throughput import (
     EpochStart,
     TrainingPlan,
     Window,
+    cannot_reach,
     data_wait_percent,
     effective_rate,
     is_settled,
@@ -258,3 +259,35 @@ def test_the_interval_stays_in_order(rate, share, fresh_s):
 
 def test_scaled():
     assert estimate(10.0, 1.0).scaled(2.0) == estimate(20.0, 2.0)
+
+
+# --- races -----------------------------------------------------------------------------------------------------
+
+
+def test_what_stays_below_cannot_reach():
+    assert cannot_reach(independent(0, count=8), 1.3 * RATE)
+
+
+@pytest.mark.parametrize(
+    ("rates", "why"),
+    [
+        ([RATE] * (MIN_BLOCKS - 1), "too few to tell"),
+        ([RATE] * 7 + [1.4 * RATE], "one window came up to it"),
+        ([RATE * (1 + 0.03 * i) for i in range(9)], "it still becomes faster"),
+        ([0.4 * RATE, 1.25 * RATE] * 4, "its mean is not known well enough"),
+    ],
+)
+def test_what_may_yet_come_up_to_it_is_not_given_up(rates, why):
+    assert not cannot_reach(windows(rates), 1.3 * RATE), why
+
+
+@given(st.integers(0, 10**6), st.floats(0.9, 1.5))
+def test_nothing_that_is_as_fast_is_given_up_often(seed, factor):
+    # GIVEN a true rate at or above what is asked for: at most one in a hundred is given up, none of those far above
+    assume(factor > 1.1)
+    assert not cannot_reach(independent(seed, count=12), RATE / factor)
+
+
+def test_true_rates_at_the_bound_are_given_up_once_in_a_hundred_at_most():
+    given_up = sum(cannot_reach(independent(seed, count=8), RATE) for seed in range(400))
+    assert given_up <= 8

@@ -34,6 +34,7 @@ class Call:
     config: TrialConfig
     fresh: bool
     compute_only: bool
+    least_rate: float | None = None
 
 
 def no_failure(call: Call) -> FailureKind | None:  # noqa: ARG001 - a rule's own signature
@@ -110,7 +111,14 @@ class ScriptedRunner:
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False
     ) -> TrialOutcome:
         seen = sum(1 for call in self.calls if call.config == config)
-        call = Call(index=len(self.calls), seen=seen, config=config, fresh=fresh, compute_only=compute_only)
+        call = Call(
+            index=len(self.calls),
+            seen=seen,
+            config=config,
+            fresh=fresh,
+            compute_only=compute_only,
+            least_rate=limits.least_rate,
+        )
         self.calls.append(call)
         if call.index in self.interrupts:
             raise InterruptedStudyError("interrupted by SIGINT", 2)
@@ -146,13 +154,15 @@ class ScriptedRunner:
         config = call.config
         rate = self.rate(config) * self.scale(call) * (1 + self._random.gauss(0, self.drift))
         windows = self._windows(config, rate, limits)
-        fresh_s = 0.2 + 0.05 * config.num_workers
+        censored = call.least_rate is not None and rate < call.least_rate
+        fresh_s = 0.0 if censored else 0.2 + 0.05 * config.num_workers
         usage_or_none = self._usage(config)
         return Measurement(
             config=config,
             windows=windows,
             epoch_start=EpochStart(fresh_s=fresh_s, refill_s=fresh_s / 4 if config.persistent_workers else None),
-            settled=True,
+            settled=not censored,
+            censored=censored,
             gpu=usage_or_none,
             gpu_reason="NVML gave no samples" if usage_or_none is None else None,
             peak_gpu_memory_bytes=config.batch_size * 2**20 if self.facts.has_accelerator else None,

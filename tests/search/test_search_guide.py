@@ -66,3 +66,25 @@ def test_where_nothing_runs_the_search_still_goes_through_the_space(lab):
     with pytest.raises(NothingWorksError):
         lab.run(study_config(trials=12), runner)
     assert len(set(runner.searched)) == len(runner.searched) > 5
+
+
+def test_it_stops_where_nothing_that_is_left_is_expected_to_gain(lab):
+    # GIVEN a quiet machine on which the step limits everything with two workers or more
+    def rate(config):
+        return 100.0 if config.num_workers == 0 else 600.0
+
+    runner = ScriptedRunner(rate=rate, sigma=0.001, drift=0.001)
+    result = lab.run(study_config(trials=500), runner)
+    assert guide.LEAST_TRIALS <= len(runner.searched) < 400
+    assert any("stopped searching: nothing that is left" in note for note in result.summary.notes)
+
+
+def test_what_does_not_fit_gives_no_hope(lab):
+    # GIVEN the largest batches, which would be the fastest and run out of memory
+    def rate(config):
+        return 1000.0 * config.batch_size**0.5
+
+    runner = ScriptedRunner(rate=rate, sigma=0.001, drift=0.001, fails=gpu_holds(32), facts=facts(gpu=True))
+    result = lab.run(study_config(trials=2000), runner)
+    assert len(runner.searched) < 1000
+    assert any("stopped searching" in note for note in result.summary.notes)

@@ -7,6 +7,7 @@ from optuna.trial import TrialState as OptunaState
 from scripted import ScriptedRunner, fails_with, gpu_holds, loader_bound
 
 from pipetune.core.measurement import FailureKind
+from pipetune.core.objective import Objective
 from pipetune.core.space import WORKERS_PER_CPU_LIMIT, Amp, DeclaredSpace
 from pipetune.core.tuned import Status
 from pipetune.errors import NothingWorksError
@@ -365,3 +366,43 @@ def test_a_lucky_repeat_of_the_reference_does_not_lead(lab):
     lab.run(study_config(trials=8, epochs=1), runner)
     assert [best.number for _, best in lab.told.ended][4:] == [4] * 4
     assert references(lab) == [EVERY]
+
+
+# --- races -----------------------------------------------------------------------------------------------------
+
+
+def raced(lab, objective=Objective.THROUGHPUT):
+    """A baseline of 1000/s, and everything with workers far behind it."""
+    runner = ScriptedRunner(
+        rate=lambda config: 500.0 if config.num_workers else 1000.0, facts=facts(gpu=True), gpu=lambda _: 50.0
+    )
+    result = lab.run(study_config(trials=8, objective=objective), runner)
+    return runner, result
+
+
+def test_what_cannot_come_near_the_best_is_ended_early_and_is_a_finished_trial(lab):
+    _, result = raced(lab)
+    ended = [record for record in result.records if record.measurement.censored]
+    assert ended
+    assert all(record.config.num_workers for record in ended)
+    trials = {trial.number: trial for trial in lab.store().study.trials}
+    assert all(trials[record.number].state is OptunaState.COMPLETE for record in ended)
+    assert all("ended early" in record.measurement.remarks()[0] for record in ended)
+
+
+def test_what_was_ended_early_is_never_measured_again_to_choose(lab):
+    runner, result = raced(lab)
+    ended = {record.config for record in result.records if record.measurement.censored}
+    assert not ended & {call.config for call in runner.certified}
+
+
+def test_the_baseline_the_reference_and_the_finalists_run_to_their_end(lab):
+    runner, _ = raced(lab)
+    assert runner.calls[0].least_rate is None
+    assert all(call.least_rate is None for call in runner.certified)
+    assert runner.calls[1].least_rate == pytest.approx(0.9 * 1000, rel=0.02)
+
+
+def test_where_utilisation_counts_nothing_is_ended_early(lab):
+    runner, _ = raced(lab, Objective.WEIGHTED)
+    assert all(call.least_rate is None for call in runner.calls)

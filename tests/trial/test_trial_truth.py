@@ -262,3 +262,23 @@ def test_short_epochs_are_not_predicted_from_one_long_stream(monkeypatch):
     script = Script(load_s=lambda *_: 0.1, step_s=lambda *_: 0.004, start_s=0.3)
     monkeypatch.setattr(loop.Loop, "_is_short", lambda *_: False)
     assert abs(effective_error(script, config(4), epoch_batches=5)) > TOLERANCE
+
+
+# --- races -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
+def test_a_trial_that_is_nearly_as_fast_as_the_best_is_never_ended_early(trap):
+    # GIVEN that the best is a tenth faster than this one truly is, and 0.9 of it is asked for
+    _, result = found_rate(trap, least_rate=0.9 * 1.1 * 0.99 * true_rate(trap))
+    assert not result.censored
+
+
+@pytest.mark.parametrize("trap", [serial, heavy_tail, slow_start], ids=lambda trap: trap.__name__)
+def test_a_trial_that_is_far_behind_ends_as_soon_as_that_is_sure(trap):
+    _, whole = found_rate(trap)
+    rate, raced = found_rate(trap, least_rate=2 * true_rate(trap))
+    assert raced.censored
+    assert rate < 1.9 * true_rate(trap)
+    assert raced.epoch_start.fresh_s == 0
+    assert sum(w.seconds for w in raced.windows) <= sum(w.seconds for w in whole.windows) + 0.5
