@@ -25,7 +25,7 @@ def tune(
     ] = None,
     trials: Annotated[int | None, typer.Option(help="At most this many trials.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the search.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of what trials draw at random.", show_default=False)] = None,
     storage: Annotated[str | None, typer.Option(help="An Optuna storage URL.", show_default=False)] = None,
     from_: Annotated[
         Path | None,

@@ -1,5 +1,6 @@
 """What the parts of a training step cost on this machine, as far as one trial tells."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,9 @@ REDUCED_GAIN = {True: 1.6, False: 1.0}
 """What reduced precision is expected to gain there: 1 to 6 times on an H200, and often nothing on a CPU."""
 FIXED_SHARE = 0.15
 """Share of a step that does not grow with its batch, before two batch sizes were seen."""
+HIDDEN_SHARE = 0.5
+"""Of the step that a wait for data may hide beside a GPU, so much is expected (as a standard deviation)."""
+MOST_WAITING = 0.99
 WAITING_SHARE = 0.05
 """A loader that is waited for less than this share of the time is not what limits."""
 
@@ -59,6 +63,7 @@ class LoadCost:
 class Costs:
     """What a workload costs on a machine, part by part; seconds.
 
+    `step_sd` is how well the steps of all precisions together are known, beside what each has of its own.
     `step_cpus` is how many CPUs a step keeps busy: all threads of torch on a CPU, the launching one beside a GPU.
     `receive_s` is what the main process spends on a batch that a worker made, `receive_sample_s` on each sample of it.
     `start_s` and `worker_start_s` are of an epoch with new workers.
@@ -67,6 +72,7 @@ class Costs:
     cpus: float
     load: LoadCost
     steps: Mapping[Amp, StepCost]
+    step_sd: float = 0.0
     step_cpus: float = 1.0
     receive_s: float = 0.0
     receive_sample_s: float = 0.0
@@ -81,41 +87,50 @@ def costs_of_trial(measurement: Measurement, *, cpus: float, amps: Sequence[Amp]
     """
     config = measurement.config
     interval_s = config.batch_size / measurement.steady().value
-    waiting = measurement.data_wait_percent() / 100
-    step_s = max(interval_s * (1 - waiting), 0.01 * interval_s)
-    load, step_sd = _load_of(config, interval_s, waiting)
-    # Beside a GPU the wait for data hides what the GPU does meanwhile.
-    step_sd = HIDDEN_SD if has_accelerator and waiting > 0.5 else step_sd
-    cost = StepCost(fixed_s=FIXED_SHARE * step_s, sample_s=(1 - FIXED_SHARE) * step_s / config.batch_size, sd=step_sd)
-    start = measurement.epoch_start
-    return Costs(
+    waiting = min(measurement.data_wait_percent() / 100, MOST_WAITING)
+    load, step_sd = _load_of(config, interval_s, waiting, cpus)
+    if has_accelerator:
+        # While data is waited for the GPU works on, and what it does meanwhile is not seen.
+        step_sd = max(step_sd, -HIDDEN_SHARE * math.log(1 - waiting))
+    step_s = interval_s * (1 - waiting)
+    known = StepCost(fixed_s=FIXED_SHARE * step_s, sample_s=(1 - FIXED_SHARE) * step_s / config.batch_size, sd=0.0)
+    costs = Costs(
         cpus=cpus,
         load=load,
-        steps={amp: _of_other_amp(cost, config.amp, amp, has_accelerator=has_accelerator) for amp in amps},
+        steps={amp: _of_other_amp(known, config.amp, amp, has_accelerator=has_accelerator) for amp in amps},
+        step_sd=step_sd,
         step_cpus=1.0 if has_accelerator else cpus,
-        **({"start_s": 0.0, "worker_start_s": start.fresh_s / config.num_workers} if config.num_workers else {}),
     )
+    if config.num_workers == 0:
+        return costs
+    # What an epoch start lost holds the first batch too, which is foretold apart.
+    start_s = max(0.0, measurement.epoch_start.fresh_s - config.batch_size * load.seconds)
+    return replace(costs, start_s=0.0, worker_start_s=start_s / config.num_workers)
 
 
 def guessed_costs(*, cpus: float, amps: Sequence[Amp], has_accelerator: bool) -> Costs:
     """Where nothing ran yet: a sample and a step of some size, and no trust in either."""
-    step = StepCost(fixed_s=0.005, sample_s=1e-3, sd=1.0)
+    step = StepCost(fixed_s=0.005, sample_s=1e-3, sd=0.0)
     return Costs(
         cpus=cpus,
         load=LoadCost(cpu_s=2e-3, sd=1.0),
         steps={amp: _of_other_amp(step, Amp.FP32, amp, has_accelerator=has_accelerator) for amp in amps},
+        step_sd=1.0,
         step_cpus=1.0 if has_accelerator else cpus,
     )
 
 
-def _load_of(config: TrialConfig, interval_s: float, waiting: float) -> tuple[LoadCost, float]:
+def _load_of(config: TrialConfig, interval_s: float, waiting: float, cpus: float) -> tuple[LoadCost, float]:
     """The cost of a sample, and how well the step's is known beside it."""
     if config.num_workers == 0:
         return LoadCost(cpu_s=waiting * interval_s / config.batch_size, sd=SEEN_SD), SEEN_SD
     most_s = config.num_workers * interval_s / config.batch_size
-    if waiting > WAITING_SHARE:
-        return LoadCost(cpu_s=most_s, sd=2 * SEEN_SD), 2 * SEEN_SD
-    return LoadCost(cpu_s=most_s / 2, sd=HIDDEN_SD), SEEN_SD
+    is_limit = waiting > WAITING_SHARE
+    seconds = most_s if is_limit else most_s / 2
+    # More work than the CPUs do in that time it cannot have been: the rest was waiting.
+    cpu_s = min(seconds, cpus * interval_s / config.batch_size)
+    sd = 2 * SEEN_SD if is_limit else HIDDEN_SD
+    return LoadCost(cpu_s=cpu_s, wait_s=seconds - cpu_s, sd=sd), 2 * SEEN_SD if is_limit else SEEN_SD
 
 
 def _of_other_amp(cost: StepCost, known: Amp, wanted: Amp, *, has_accelerator: bool) -> StepCost:
@@ -123,4 +138,4 @@ def _of_other_amp(cost: StepCost, known: Amp, wanted: Amp, *, has_accelerator: b
         return cost
     gain = REDUCED_GAIN[has_accelerator]
     factor = {(True, False): 1 / gain, (False, True): gain}.get((known is Amp.FP32, wanted is Amp.FP32), 1.0)
-    return replace(cost.scaled(factor), sd=(cost.sd**2 + UNSEEN_AMP_SD[has_accelerator] ** 2) ** 0.5)
+    return replace(cost.scaled(factor), sd=UNSEEN_AMP_SD[has_accelerator])

@@ -55,7 +55,7 @@ class FailureKind(StrEnum):
 
     @property
     def is_memory(self) -> bool:
-        """Whether the configuration was too large rather than broken: told to the sampler as infeasible."""
+        """Whether the configuration was too large rather than broken: told to Optuna as infeasible."""
         return self in _MEMORY_KINDS
 
 

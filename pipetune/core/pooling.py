@@ -26,6 +26,7 @@ def pooled_measurement(rounds: Sequence[Measurement]) -> Measurement:
             spread_s=max(one.epoch_start.spread_s for one in rounds),
         ),
         settled=all(one.settled for one in rounds),
+        censored=any(one.censored for one in rounds),
         gpu=usage,
         gpu_reason=None if usage else first.gpu_reason,
         peak_gpu_memory_bytes=max((one.peak_gpu_memory_bytes or 0 for one in rounds), default=0) or None,

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from pipetune.core.alternatives import Alternative
 from pipetune.core.diagnosis import Bottleneck
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import Measurement, TrialFailure, TrialOutcome
 from pipetune.core.space import SearchSpace, TrialConfig
 from pipetune.core.study import Budget
 from pipetune.core.throughput import TrainingPlan
-from pipetune.core.tuned import TunedConfig
+from pipetune.core.tuned import Status, TunedConfig
 
 
 class TrialState(StrEnum):
@@ -39,7 +40,7 @@ class TrialRecord:
 
     @property
     def measurement(self) -> Measurement | None:
-        """The measurement of a trial that ran to its end."""
+        """The measurement of a trial that gave one, ended early or not."""
         return self.outcome if isinstance(self.outcome, Measurement) else None
 
     @property
@@ -113,7 +114,7 @@ class Certification:
 class StudySummary:
     """What the storage keeps of a study beside its trials, for whoever reads it later.
 
-    `most_workers` is how far the worker range was widened.
+    `most_workers` is how far the worker range was widened; `alternatives` stand around the chosen configuration.
     """
 
     study: str
@@ -123,6 +124,7 @@ class StudySummary:
     notes: tuple[str, ...]
     seconds: float
     most_workers: int = 0
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +146,10 @@ class StudyResult:
     bottleneck: Bottleneck
     records: tuple[TrialRecord, ...]
     summary: StudySummary
+
+    @property
+    def pays_off_s(self) -> float | None:
+        """Seconds of training with the result after which the study's own time is made up; None without a gain."""
+        if self.tuned.status is not Status.CERTIFIED or self.tuned.speedup <= 1:
+            return None
+        return self.summary.seconds / (self.tuned.speedup - 1)

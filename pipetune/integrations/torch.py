@@ -85,7 +85,7 @@ class Tuned:
         return to_device(batch, target, non_blocking=self.result.config.pin_memory)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """The forward pass and the loss belong inside; does nothing for fp32."""
+        """The forward pass and the loss belong inside; for fp32 nothing, but one that is on outside is off in it."""
         from pipetune.training.precision import autocast
 
         return autocast(self.device, self.result.config.amp)

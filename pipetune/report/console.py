@@ -38,6 +38,8 @@ def result_view(result: StudyResult) -> RenderableType:
     ]
     parts += [Text(f"note: {printable(note)}", style="yellow") for note in result.summary.notes]
     parts += ["", trials_table(result.records, result.summary.plan, result.tuned.config), ""]
+    if result.summary.alternatives:
+        parts += [_alternatives_table(result), ""]
     if remarks := remark_lines(result.records):
         parts += [*(Text(line, style="yellow") for line in remarks), ""]
     measured = sum(1 for record in result.records if record.measurement is not None)
@@ -48,6 +50,8 @@ def result_view(result: StudyResult) -> RenderableType:
             f"workers bounded by {result.summary.workers_limit}"
         )
     )
+    if result.pays_off_s is not None:
+        parts.append(Text(f"the study has paid for itself after {duration(result.pays_off_s)} of training"))
     parts.append(Text(f"result: {result.folder / 'best.yaml'}", style="green"))
     return Group(*parts)
 
@@ -112,6 +116,27 @@ def trials_table(records: Sequence[TrialRecord], plan: TrainingPlan, chosen: Tri
             number = f"*{record.number}" if is_chosen else str(record.number)
             table.add_row(number, record.config.label(), *_figures(record.outcome, plan), style=style)
     return table
+
+
+def _alternatives_table(result: StudyResult) -> Table:
+    """What each knob is worth, one changed at a time."""
+    tuned = result.tuned
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("one knob changed", justify="left")
+    for name in ("samples/s", "", "known from"):
+        table.add_column(name, justify="right")
+    chosen_rate = tuned.measured.effective_samples_per_sec.value
+    for one in result.summary.alternatives:
+        before, after = (_knob_value(config, one.knob) for config in (tuned.config, one.config))
+        source = "prediction" if one.trial is None else f"trial {one.trial}"
+        change = f"{100 * (one.samples_per_sec / chosen_rate - 1):+.0f} %"
+        table.add_row(f"{one.knob} {before} -> {after}", rate(one.samples_per_sec), change, source)
+    return table
+
+
+def _knob_value(config: TrialConfig, knob: str) -> str:
+    value = getattr(config, knob)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def remark_lines(records: Sequence[TrialRecord]) -> list[str]:

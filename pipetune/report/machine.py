@@ -24,8 +24,18 @@ def result_object(result: StudyResult) -> dict[str, Any]:
         "ceiling": ceiling_block(tuned.ceiling),
         "bottleneck": result.bottleneck.value,
         "trials": [trial_object(record, result.summary.plan) for record in result.records],
+        "alternatives": [
+            {
+                "knob": one.knob,
+                "config": flat_config(one.config),
+                "samples_per_sec": one.samples_per_sec,
+                "trial": one.trial,
+            }
+            for one in result.summary.alternatives
+        ],
         "notes": list(result.summary.notes),
         "seconds": round(result.summary.seconds, 1),
+        "pays_off_s": None if result.pays_off_s is None else round(result.pays_off_s, 1),
     }
 
 

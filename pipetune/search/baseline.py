@@ -50,7 +50,7 @@ class BaselineTrial:
     def _outcome_of(self, config: TrialConfig) -> TrialOutcome:
         """The outcome of an earlier run, or a trial of it now."""
         record = self._ledger.tried().get(config)
-        if record is not None:
+        if record is not None and not (record.measurement and record.measurement.censored):
             return record.outcome
         self._sampler.queue(config, always=True)
         while True:

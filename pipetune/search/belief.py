@@ -6,7 +6,7 @@ moves every configuration as far as its rate hangs on that cost; what the formul
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +24,9 @@ WORKERS_SD = 0.15
 """What the rate of workers differs by from their number: memory bandwidth, caches, hyper-threads."""
 WORKERS_SCALE = 1.0
 KNOB_SDS = (0.08, 0.05, 0.04, 0.04, 0.08, 0.06)
-KNOB_SCALES = (1.0, 2.0, 1.0, 1.0, 1.0, 1.0)
+KNOB_SCALES = (1.0, 2.0, 1.0, 1.0, 1.0, 2.0)
 """What the formula misses of each knob, whatever the others are, and how far that reaches: doublings of workers and
-of prefetch, pinned, kept, doublings of batch, AMP."""
+of prefetch, pinned, kept, doublings of batch, precisions."""
 JOINT_SD = 0.04
 """What it misses of each combination."""
 TRIAL_SD = 0.03
@@ -82,6 +82,7 @@ class _Points:
     load_shares: FloatArray
     places: FloatArray
     step_sds: FloatArray
+    common_sd: float
     load_sd: float
 
     @classmethod
@@ -92,11 +93,12 @@ class _Points:
             load_shares=np.array([one.load_share for one in predictions]),
             places=np.array([place(config) for config in configs]),
             step_sds=np.array([costs.steps[config.amp].sd for config in configs]),
+            common_sd=costs.step_sd,
             load_sd=costs.load.sd,
         )
 
     def variances(self) -> FloatArray:
-        step = self.step_shares**2 * (self.step_sds**2 + BATCH_SD**2)
+        step = self.step_shares**2 * (self.common_sd**2 + self.step_sds**2 + BATCH_SD**2)
         load = self.load_shares**2 * (self.load_sd**2 + WORKERS_SD**2)
         return step + load + sum(sd**2 for sd in KNOB_SDS) + JOINT_SD**2
 
@@ -105,8 +107,8 @@ class _Points:
         same_amp = (apart[:, :, 5] == 0).astype(np.float64)
         near_batch = _near(apart[:, :, 4], BATCH_SCALE)
         near_workers = _near(apart[:, :, 0], WORKERS_SCALE)
-        step_sd = np.minimum(self.step_sds[:, None], other.step_sds[None, :])
-        step = np.outer(self.step_shares, other.step_shares) * same_amp * (step_sd**2 + BATCH_SD**2 * near_batch)
+        own_amp = same_amp * (self.step_sds[:, None] ** 2 + BATCH_SD**2 * near_batch)
+        step = np.outer(self.step_shares, other.step_shares) * (self.common_sd**2 + own_amp)
         load = np.outer(self.load_shares, other.load_shares) * (self.load_sd**2 + WORKERS_SD**2 * near_workers)
         squares = -0.5 * (apart / np.array(KNOB_SCALES)) ** 2
         knobs = np.exp(squares) @ np.square(KNOB_SDS)
@@ -115,6 +117,9 @@ class _Points:
 
 def _near(apart: FloatArray, scale: float) -> FloatArray:
     return np.asarray(np.exp(-0.5 * (apart / scale) ** 2))
+
+
+_AMP_PLACES = {Amp.FP32: 0.0, Amp.BF16: 2.0, Amp.FP16: 3.0}
 
 
 def place(config: TrialConfig) -> tuple[float, ...]:
@@ -126,7 +131,7 @@ def place(config: TrialConfig) -> tuple[float, ...]:
         float(config.pin_memory),
         float(config.persistent_workers),
         math.log2(config.batch_size),
-        float(list(Amp).index(config.amp)),
+        _AMP_PLACES[config.amp],
     )
 
 
@@ -140,8 +145,3 @@ def expected_gains(mean: FloatArray, sd: FloatArray, best: float) -> FloatArray:
 
 def _normal_cdf(z: FloatArray) -> FloatArray:
     return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
-
-
-def leading(mean: FloatArray, configs: Sequence[TrialConfig], tried: Collection[TrialConfig]) -> float:
-    """The highest mean among what was tried: a lucky trial does not lead."""
-    return max((float(m) for m, config in zip(mean, configs, strict=True) if config in tried), default=-math.inf)

@@ -4,27 +4,33 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from pipetune.core.alternatives import Alternative, neighbours
 from pipetune.core.costs import Costs, costs_of_trial, guessed_costs
-from pipetune.core.measurement import Measurement
+from pipetune.core.objective import Objective
 from pipetune.core.record import TrialRecord
 from pipetune.core.space import SearchSpace, TrialConfig
-from pipetune.search.belief import Belief, Seen, expected_gains, leading
+from pipetune.search.belief import Belief, FloatArray, Seen, expected_gains
+from pipetune.search.failures import is_beyond
 from pipetune.search.ledger import Ledger
 from pipetune.search.ranking import Yardstick, merged
 from pipetune.search.setting import Setting
 
 MOST_POINTS = 5000
-"""Larger spaces are looked at in fewer worker counts, closer together where they are small."""
+"""Of larger spaces every second value of the counts is looked at, or every fourth, and all around the leader."""
 LEAST_TRIALS = 10
 """So many configurations are measured before it is believed that nothing better is left."""
 LEAST_GAIN = 0.005
 """What a trial is expected to gain at least, to be worth its time."""
 FAILED_LOSS = math.log(2)
-"""What fails is taken to be so much slower than foretold: what it has in common with others is tried last."""
+"""What fails is taken to be so much slower than believed: what it has in common with others is tried last."""
 FAILED_SD = 0.2
+CENSORED_SD = 0.2
+"""A trial that was ended early tells no epoch start: its rate is known to so much only."""
+LEAST_RATE = 1e-9
 
 
 class Guide:
@@ -36,95 +42,163 @@ class Guide:
         self._asked: tuple[object, dict[TrialConfig, float]] = (None, {})
 
     def order(self, space: SearchSpace) -> Iterator[TrialConfig]:
-        """Every configuration of it, the one with the greatest expected gain first."""
+        """Every configuration of it: what was looked at, the greatest expected gain first, and then the others."""
         gains = self._gains(space)
         return itertools.chain(gains, (config for config in space.configs() if config not in gains))
 
     def has_hope(self, space: SearchSpace, is_open: Callable[[TrialConfig], bool]) -> bool:
-        """Whether something open is still expected to gain what is worth a trial; true where nothing is open."""
-        if len(merged(self._ledger.records())) < LEAST_TRIALS:
+        """Whether something open is still expected to gain what is worth a trial; true where nothing is open.
+
+        Gains are those of a rate; of a front nobody knows what it lacks.
+        """
+        is_front = self._setting.config.objective is Objective.PARETO
+        if is_front or len(merged(self._ledger.records())) < LEAST_TRIALS:
             return True
         most = next((gain for config, gain in self._gains(space).items() if is_open(config)), math.inf)
         return most >= LEAST_GAIN
 
-    def _gains(self, space: SearchSpace) -> dict[TrialConfig, float]:
-        """Expected gains over the best so far as a share, the greatest first; anything where nothing ran yet."""
+    def alternatives(self, chosen: TrialConfig, rate: float) -> tuple[Alternative, ...]:
+        """One knob changed at a time: from trials where they ran, else from what is believed; without what failed.
+
+        All are told against `rate` samples/s of the chosen one, which was measured again: as ratios to its own trial.
+        """
         records = self._ledger.records()
-        asked = (len(records), space)
+        measured = {one.config: one for one in merged(records) if one.measurement and not one.measurement.censored}
+        around = [
+            (knob, config)
+            for knob, config in neighbours(chosen, self._ledger.space)
+            if config in measured or not self._is_hopeless(config, records)
+        ]
+        mean, _ = self._belief([chosen, *(config for _, config in around)], records, self._rate)
+        ratios = np.exp(mean[1:] - mean[0])
+        found = []
+        for (knob, config), ratio in zip(around, ratios, strict=True):
+            trial = measured.get(config) if chosen in measured else None
+            seen = self._rate(trial) / self._rate(measured[chosen]) if trial else float(ratio)
+            number = trial.number if trial else None
+            found.append(Alternative(knob=knob, config=config, samples_per_sec=rate * seen, trial=number))
+        return tuple(found)
+
+    def _is_hopeless(self, config: TrialConfig, records: Sequence[TrialRecord]) -> bool:
+        failed = [one for one in records if one.failure is not None and not self._ledger.is_old_failure(one)]
+        return any(one.config == config or (one.failure and is_beyond(config, one.failure)) for one in failed)
+
+    def _gains(self, space: SearchSpace) -> dict[TrialConfig, float]:
+        """Expected gains over the best so far as a share, the greatest first; the rates' own order where none ran."""
+        records = self._ledger.records()
+        asked = (len(records), space, self._ledger.baseline)
         if self._asked[0] != asked:
             self._asked = (asked, self._reckoned(space, records))
         return self._asked[1]
 
     def _reckoned(self, space: SearchSpace, records: Sequence[TrialRecord]) -> dict[TrialConfig, float]:
+        best_first = self._ledger.best_first()
+        # Those that had to clear the GPU's memory come last there, and lead only where all had to.
+        sound = [one.config for one in best_first if one.measurement and not one.measurement.allocation_retries]
+        leaders = sound or [one.config for one in best_first]
+        configs = dict.fromkeys([*_looked_at(space, leaders[:1]), *leaders])
+        mean, sd = self._belief(tuple(configs), records, self._score())
+        places = {config: index for index, config in enumerate(configs)}
+        # The highest mean, not the fastest trial: a lucky one does not lead.
+        best = max((float(mean[places[config]]) for config in leaders), default=None)
+        gains = mean if best is None else expected_gains(mean, sd, best)
+        in_order = (tuple(configs)[index] for index in np.argsort(-gains, kind="stable"))
+        return {config: float(gains[places[config]]) for config in in_order if config in space}
+
+    def _belief(
+        self,
+        configs: Sequence[TrialConfig],
+        records: Sequence[TrialRecord],
+        value_of: Callable[[TrialRecord], float],
+    ) -> tuple[FloatArray, FloatArray]:
+        """Mean and standard deviation of the logarithm of each value, after all trials so far."""
         measured = merged(records)
-        configs = _looked_at(space, [record.config for record in measured])
         costs = self._costs(measured)
-        belief = Belief(configs, costs, self._setting.plan)
-        mean, sd = belief.about([*self._seen(measured), *self._failed(records, costs)])
-        best = leading(mean, configs, {record.config for record in measured})
-        gains = expected_gains(mean, sd, best) if measured else mean
-        return {configs[index]: float(gains[index]) for index in np.argsort(-gains, kind="stable")}
+        seen = [self._seen(record, value_of(record)) for record in measured if record.config.amp in costs.steps]
+        failed = self._failed(records, costs)
+        if failed:
+            # Slower than what is believed of them without their failure, not than what was foretold.
+            mean, _ = Belief(failed, costs, self._setting.plan).about(seen)
+            seen += [
+                Seen(config=config, rate=math.exp(log_rate - FAILED_LOSS), sd=FAILED_SD)
+                for config, log_rate in zip(failed, mean, strict=True)
+            ]
+        return Belief(configs, costs, self._setting.plan).about(seen)
 
     def _costs(self, measured: Sequence[TrialRecord]) -> Costs:
         """From the baseline where it ran, else from the first trial that did."""
-        facts, hardware = self._setting.facts, self._setting.hardware
-        of_baseline = [record for record in measured if record.config == self._ledger.baseline]
-        first = (of_baseline or measured)[:1]
-        cpus = float(hardware.cpus_usable)
-        if not first:
-            return guessed_costs(cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator)
-        assert isinstance(first[0].measurement, Measurement)
-        return costs_of_trial(first[0].measurement, cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator)
-
-    def _seen(self, measured: Sequence[TrialRecord]) -> list[Seen]:
-        """What the objective says of each trial, as a rate: for `throughput` it is the rate."""
-        yardstick = self._ledger.yardstick()
-        offset = _offset(measured, self._ledger.baseline, yardstick)
-        found = []
-        for record in measured:
+        facts, cpus = self._setting.facts, float(self._setting.hardware.cpus_usable)
+        for record in sorted(measured, key=lambda record: record.config != self._ledger.baseline):
             assert record.measurement is not None
-            rate = record.measurement.effective(self._setting.plan)
-            sd = min(1.0, (rate.high - rate.low) / 3.92 / rate.value)
-            found.append(Seen(config=record.config, rate=math.exp(yardstick.of(record.measurement) + offset), sd=sd))
-        return found
+            if record.config.amp in facts.amps and record.measurement.steady().value > 0:
+                return costs_of_trial(
+                    record.measurement, cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator
+                )
+        return guessed_costs(cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator)
 
-    def _failed(self, records: Sequence[TrialRecord], costs: Costs) -> list[Seen]:
-        """Failures other than of memory, which have a boundary of their own."""
-        configs = {
-            record.config for record in records if record.failure is not None and not record.failure.kind.is_memory
-        } - {record.config for record in records if record.measurement is not None}
-        failed = [config for config in configs if config.amp in costs.steps]
-        if not failed:
-            return []
-        foretold = Belief(failed, costs, self._setting.plan).predicted()
-        return [
-            Seen(config=config, rate=math.exp(log_rate - FAILED_LOSS), sd=FAILED_SD)
-            for config, log_rate in zip(failed, foretold, strict=True)
-        ]
+    def _seen(self, record: TrialRecord, value: float) -> Seen:
+        assert record.measurement is not None
+        rate = record.measurement.effective(self._setting.plan)
+        sd = min(1.0, (rate.high - rate.low) / 3.92 / max(rate.value, LEAST_RATE))
+        if record.measurement.censored:
+            sd = max(sd, CENSORED_SD)
+        return Seen(config=record.config, rate=max(value, LEAST_RATE), sd=sd)
+
+    def _rate(self, record: TrialRecord) -> float:
+        assert record.measurement is not None
+        return max(record.measurement.effective(self._setting.plan).value, LEAST_RATE)
+
+    def _score(self) -> Callable[[TrialRecord], float]:
+        """What the objective says of a trial, as a rate: for `throughput` it is the rate."""
+        yardstick = self._ledger.yardstick()
+        offset = _offset(merged(self._ledger.records()), self._ledger.baseline, yardstick)
+
+        def score(record: TrialRecord) -> float:
+            assert record.measurement is not None
+            return math.exp(yardstick.of(record.measurement) + offset)
+
+        return score
+
+    def _failed(self, records: Sequence[TrialRecord], costs: Costs) -> list[TrialConfig]:
+        """What failed in another way than by memory, which has a boundary of its own; never what an earlier run met."""
+        measured = {record.config for record in records if record.measurement is not None}
+        return list(
+            dict.fromkeys(
+                record.config
+                for record in records
+                if record.failure is not None
+                and not record.failure.kind.is_memory
+                and not self._ledger.is_old_failure(record)
+                and record.config not in measured
+                and record.config.amp in costs.steps
+            )
+        )
 
 
 def _offset(measured: Sequence[TrialRecord], baseline: TrialConfig, yardstick: Yardstick) -> float:
     """What turns the objective's logarithm into that of a rate, at the baseline."""
     for record in sorted(measured, key=lambda record: record.config != baseline):
         assert record.measurement is not None
-        return math.log(record.measurement.effective(yardstick.plan).value) - yardstick.of(record.measurement)
+        rate = max(record.measurement.effective(yardstick.plan).value, LEAST_RATE)
+        return math.log(rate) - yardstick.of(record.measurement)
     return 0.0
 
 
-def _looked_at(space: SearchSpace, tried: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
-    """What was tried, and the space, with fewer worker counts where it is very large."""
-    thinned = space
-    ratio = 1.05
-    while len(thinned) > MOST_POINTS and len(thinned.num_workers) > 2:
-        thinned = replace(space, num_workers=_spread(space.num_workers, ratio))
-        ratio *= 1.1
-    return tuple(dict.fromkeys([*thinned.configs(), *(config for config in tried if config in space)]))
+def _looked_at(space: SearchSpace, leaders: Sequence[TrialConfig]) -> Iterator[TrialConfig]:
+    """The space, with fewer values of the counts where it is very large, and all that lies around the leaders."""
+    yield from _thinned(space).configs()
+    for leader in leaders:
+        yield from (config for _, config in neighbours(leader, space) if config in space)
 
 
-def _spread(counts: Sequence[int], ratio: float) -> tuple[int, ...]:
-    """Some of them, each at least `ratio` times the one before, the largest included."""
-    kept = [counts[0]]
-    for count in counts[1:-1]:
-        if count >= kept[-1] * ratio:
-            kept.append(count)
-    return (*kept, counts[-1])
+def _thinned(space: SearchSpace) -> SearchSpace:
+    """Every second value of the longest count, again and again, until it is small enough or nothing is left to drop."""
+    names = ("num_workers", "prefetch_factor", "batch_size")
+    while len(space) > MOST_POINTS:
+        longest = max(names, key=lambda name: len(getattr(space, name)))
+        values = getattr(space, longest)
+        if len(values) <= 2:
+            break
+        fewer: dict[str, Any] = {longest: tuple(dict.fromkeys([*values[:-1:2], values[-1]]))}
+        space = replace(space, **fewer)
+    return space

@@ -1,18 +1,25 @@
 """What a study has seen and said so far: its trials in order of merit, its baseline, its notes and its cost."""
 
+from math import exp
+
+from pipetune.core.objective import Objective
 from pipetune.core.record import StudySummary, TrialRecord, TrialState
+from pipetune.core.repeats import CONTENDING, PRIOR, margin, pooled
 from pipetune.core.space import SearchSpace, TrialConfig
-from pipetune.search.ranking import Yardstick, ranked
+from pipetune.search.ranking import Yardstick, ranked, search_noise
 from pipetune.search.setting import Setting
 
 OTHER_LOAD_CPUS = 0.3
 """From this much work of other programs on, the study says that it does not measure alone."""
+RACE_SHARE = 0.9
+"""A trial that cannot reach this share of the best is ended early."""
 
 
 class Ledger:
     """The trials as the storage has them, with what this run adds.
 
     `space` grows where the search widens it. `bars_workers` once workers were found to read other samples.
+    `alternatives` stand around what was chosen in the end.
     """
 
     def __init__(self, setting: Setting, *, space: SearchSpace, baseline: TrialConfig) -> None:
@@ -24,6 +31,7 @@ class Ledger:
         self.space = space
         self.baseline = baseline
         self.bars_workers = False
+        self.alternatives = earlier.alternatives if earlier else ()
 
     def records(self) -> tuple[TrialRecord, ...]:
         """Every finished trial, in order, those of earlier runs too."""
@@ -39,19 +47,37 @@ class Ledger:
 
     def tried(self) -> dict[TrialConfig, TrialRecord]:
         """The first trial of each configuration that need not be measured again."""
+        records = self.records()
+        beaten = self._beaten_rate()
         found: dict[TrialConfig, TrialRecord] = {}
-        for record in self.records():
-            if not self.is_old_failure(record):
+        for record in records:
+            if not self.is_old_failure(record) and not _may_still_win(record, beaten):
                 found.setdefault(record.config, record)
         return found
 
-    def candidates(self) -> tuple[TrialRecord, ...]:
-        """Trials of what may win: none that was ended early. The baseline is compared with, whatever it is."""
-        return tuple(r for r in self.records() if r.config == self.baseline or self._may_win(r))
+    def _beaten_rate(self) -> float:
+        """What a trial that was ended early would have to reach, were it raced against the best of now."""
+        best = self.best_first()
+        if not best or best[0].measurement is None:
+            return 0.0
+        return self.race_share() * best[0].measurement.effective(self._setting.plan).low
 
-    def _may_win(self, record: TrialRecord) -> bool:
-        is_whole = record.measurement is None or not record.measurement.censored
-        return is_whole and not (self.bars_workers and record.config.num_workers)
+    def race_share(self) -> float:
+        """The share of the best that a trial has to be able to reach, noise between trials allowed for."""
+        noise = pooled(PRIOR, search_noise(self.records(), self.yardstick()))
+        return min(RACE_SHARE, exp(-margin(noise, rounds=1, confidence=CONTENDING)))
+
+    def least_rate(self) -> float | None:
+        """What the next trial of the search has to be able to reach; None where none ran, or more than rates count."""
+        is_rate = self._setting.config.objective is Objective.THROUGHPUT
+        return (self._beaten_rate() or None) if is_rate else None
+
+    def candidates(self) -> tuple[TrialRecord, ...]:
+        """Trials of what may win, none that was ended early. The baseline is compared with, whatever it is."""
+        whole = (r for r in self.records() if r.measurement is None or not r.measurement.censored)
+        return tuple(
+            r for r in whole if not self.bars_workers or r.config.num_workers == 0 or r.config == self.baseline
+        )
 
     def best_first(self) -> list[TrialRecord]:
         """Measured configurations that may win in the order of the objective, repeats pooled."""
@@ -66,8 +92,8 @@ class Ledger:
     def baseline_rate(self, default: float = 1.0) -> float:
         """The baseline's rate; where it did not run, the first that did stands in for it."""
         measured = [(record.config, record.measurement) for record in self.records() if record.measurement is not None]
-        # A stable sort: the first of the baseline, or else the first of all.
-        for _, measurement in sorted(measured, key=lambda pair: pair[0] != self.baseline):
+        # A stable sort: the first of the baseline that was not ended early, or else the first of all.
+        for _, measurement in sorted(measured, key=lambda pair: (pair[0] != self.baseline, pair[1].censored)):
             return measurement.effective(self._setting.plan).value
         return default
 
@@ -94,6 +120,13 @@ class Ledger:
             workers_limit=self._setting.hardware.cpus_limit,
             notes=tuple(dict.fromkeys([*self._earlier_notes, *self._notes])),
             seconds=self._setting.spending.seconds(),
+            alternatives=self.alternatives,
         )
         self._setting.store.keep_summary(summary)
         return summary
+
+
+def _may_still_win(record: TrialRecord, beaten_rate: float) -> bool:
+    """Whether a trial was ended early for a best that was not so good after all, or cannot win any more."""
+    measurement = record.measurement
+    return measurement is not None and measurement.censored and measurement.steady().value >= beaten_rate

@@ -1,8 +1,8 @@
 """The search: trial after trial until the budget, the space or the patience ends."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pipetune.core.record import TrialRecord, TrialState
@@ -13,7 +13,7 @@ from pipetune.search.guide import LEAST_GAIN, Guide
 from pipetune.search.ledger import Ledger
 from pipetune.search.plan import usual_rule
 from pipetune.search.reference import due_reference
-from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler, params_of
+from pipetune.search.sampler import SpaceExhaustedError, SpaceSampler
 from pipetune.search.setting import Setting
 from pipetune.search.trials import Trials
 
@@ -39,7 +39,7 @@ class SearchLoop:
         for seed in self._seeds(start_from):
             self._sampler.queue(seed)
         while self._may_go_on():
-            if not self._guide.has_hope(self._ledger.space, partial(is_open, ledger=self._ledger)):
+            if not self._sampler.has_queued and not self._guide.has_hope(self._ledger.space, open_ones(self._ledger)):
                 self._ledger.note(
                     f"stopped searching: nothing that is left is expected to gain {LEAST_GAIN:.1%} or more"
                 )
@@ -58,7 +58,7 @@ class SearchLoop:
         if config == self._reference:
             self._reference = None
             self._trials.run(trial, config, "reference")
-        elif config in self._ledger.space and is_open(config, self._ledger):
+        elif config in self._ledger.space and open_ones(self._ledger)(config):
             self._trials.run(trial, config, "search")
             self._widen()
         else:
@@ -87,7 +87,7 @@ class SearchLoop:
         """An older result, moved into this space, and the rule; without what was measured already."""
         older = []
         with suppress(SpaceExhaustedError):
-            older = [self._sampler.nearest_open(params_of(start_from))] if start_from else []
+            older = [self._sampler.nearest_open(start_from)] if start_from else []
         rule = usual_rule(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
         tried = self._ledger.tried()
         return [config for config in dict.fromkeys([*older, rule]) if config not in tried]
@@ -128,9 +128,12 @@ def _wants_more(leader: TrialRecord, ledger: Ledger) -> bool:
     return is_at_top and leader.measurement is not None and leader.measurement.data_wait_percent() >= WAITING_PERCENT
 
 
-def is_open(config: TrialConfig, ledger: Ledger) -> bool:
-    """Whether a configuration was not tried yet and is not beyond a memory limit that was met."""
-    records = ledger.records()
-    if any(record.config == config and not ledger.is_old_failure(record) for record in records):
-        return False
-    return not any(record.failure is not None and is_beyond(config, record.failure) for record in records)
+def open_ones(ledger: Ledger) -> Callable[[TrialConfig], bool]:
+    """Tells, as things stand, whether a configuration may be tried: not done yet, and not beyond a memory limit."""
+    tried = ledger.tried()
+    failures = [record.failure for record in ledger.records() if record.failure is not None]
+
+    def is_open(config: TrialConfig) -> bool:
+        return config not in tried and not any(is_beyond(config, failure) for failure in failures)
+
+    return is_open

@@ -45,5 +45,5 @@ def _filled(space: SearchSpace, workers: int, amp: Amp) -> TrialConfig:
         persistent_workers=has_workers and space.persistent_workers[-1],
         batch_size=batch,
         accumulation_steps=space.effective_batch_size // batch,
-        amp=amp if amp in space.amp else space.amp[0],
+        amp=amp,
     )

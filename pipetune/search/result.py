@@ -14,6 +14,7 @@ from pipetune.core.repeats import PRIOR, pooled
 from pipetune.core.space import TrialConfig
 from pipetune.core.study import CachePolicy
 from pipetune.core.tuned import Ceiling, Measured, Status, TunedConfig, training_changes
+from pipetune.search.guide import Guide
 from pipetune.search.ledger import Ledger
 from pipetune.search.ranking import fresh_noise
 from pipetune.search.setting import Setting
@@ -46,6 +47,9 @@ class Results:
 
     def _result(self, tuned: TunedConfig) -> StudyResult:
         self._setting.write(tuned)
+        if self._ledger.records_of_this_run() or not self._ledger.alternatives:
+            rate = tuned.measured.effective_samples_per_sec.value
+            self._ledger.alternatives = Guide(self._setting, self._ledger).alternatives(tuned.config, rate)
         return StudyResult(
             folder=self._setting.folder,
             tuned=tuned,

@@ -1,8 +1,7 @@
 """Optuna's side of the search space: distributions, and a sampler that proposes only what can be measured."""
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
 from pipetune.core.space import Amp, SearchSpace, TrialConfig
+from pipetune.search.belief import place
 
 
 class SpaceExhaustedError(Exception):
@@ -56,11 +56,14 @@ class SpaceSampler(BaseSampler):
         space: SearchSpace,
         *,
         seed: int,
-        is_open: Callable[[TrialConfig], bool],
+        open_ones: Callable[[], Callable[[TrialConfig], bool]],
         order: Callable[[SearchSpace], Iterable[TrialConfig]],
     ) -> None:
-        """`is_open` tells whether a configuration may still be proposed; `order` names all of a space, best first."""
-        self._is_open = is_open
+        """`open_ones` gives what tells whether a configuration may still be proposed, as things stand when it is asked.
+
+        `order` names all of a space, best first.
+        """
+        self._open_ones = open_ones
         self._order = order
         self._queue: deque[tuple[TrialConfig, bool]] = deque()
         self._random = RandomSampler(seed=seed)
@@ -70,7 +73,6 @@ class SpaceSampler(BaseSampler):
         """Propose from this space from now on."""
         self._space = space
         self._ranges = distributions(space)
-        self._points = [(config, _position(config)) for config in space.configs()]
 
     def queue(self, config: TrialConfig, *, always: bool = False) -> None:
         """Ask for this configuration before any of the sampler's own; it may lie outside of the space.
@@ -78,6 +80,11 @@ class SpaceSampler(BaseSampler):
         Where it is not open any more its nearest neighbour is asked for, but with `always` itself all the same.
         """
         self._queue.append((config, always))
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether something was asked for that was not proposed yet."""
+        return bool(self._queue)
 
     def queue_next(self, config: TrialConfig) -> None:
         """Ask for this configuration before anything else, measured already or not."""
@@ -143,15 +150,16 @@ class SpaceSampler(BaseSampler):
         """What was queued, or else the first of the order that is open."""
         if self._queue:
             config, always = self._queue.popleft()
-            if not always and not self._is_open(config):
-                config = self.nearest_open(params_of(config))
+            if not always and not self._open_ones()(config):
+                config = self.nearest_open(config)
         else:
             config = self._first_open()
         return {name: value for name, value in params_of(config).items() if name in search_space}
 
     def _first_open(self) -> TrialConfig:
+        is_open = self._open_ones()
         for config in self._order(self._space):
-            if self._is_open(config):
+            if is_open(config):
                 return config
         raise SpaceExhaustedError
 
@@ -161,12 +169,11 @@ class SpaceSampler(BaseSampler):
         """Only for what a trial enqueued by another program left out."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
-    def nearest_open(self, wished: Mapping[str, Any]) -> TrialConfig:
-        """The open configuration that differs least from the wish."""
-        target = _position_of(wished)
-        by_distance = sorted(self._points, key=lambda point: _distance(point[1], target))
-        for config, _ in by_distance:
-            if self._is_open(config):
+    def nearest_open(self, wished: TrialConfig) -> TrialConfig:
+        """The open configuration that differs least from the wish, in steps of all knobs."""
+        target, is_open = place(wished), self._open_ones()
+        for config in sorted(self._space.configs(), key=lambda config: _distance(place(config), target)):
+            if is_open(config):
                 return config
         raise SpaceExhaustedError
 
@@ -179,24 +186,6 @@ def _stretched(space: SearchSpace, config: TrialConfig) -> SearchSpace:
         num_workers=tuple(sorted({*space.num_workers, config.num_workers})),
         prefetch_factor=tuple(sorted(prefetch)),
         batch_size=tuple(sorted({*space.batch_size, config.batch_size})),
-    )
-
-
-def _position(config: TrialConfig) -> tuple[float, ...]:
-    return _position_of(params_of(config))
-
-
-def _position_of(params: Mapping[str, Any]) -> tuple[float, ...]:
-    """Coordinates in which one step of any knob is about one: doublings of counts, flips of switches."""
-    workers = params["num_workers"]
-    is_serial = workers == 0
-    return (
-        2.0 * math.log2(1 + workers),
-        0.0 if is_serial else math.log2(params.get("prefetch_factor", 2)),
-        float(params["pin_memory"]),
-        0.0 if is_serial else float(params.get("persistent_workers", False)),
-        math.log2(params["batch_size"]),
-        2.0 * list(Amp).index(Amp(params["amp"])),
     )
 
 

@@ -20,7 +20,7 @@ from pipetune.search.certifier import Certifier
 from pipetune.search.failures import table_of_reasons
 from pipetune.search.guide import Guide
 from pipetune.search.ledger import Ledger
-from pipetune.search.loop import SearchLoop, is_open
+from pipetune.search.loop import SearchLoop, open_ones
 from pipetune.search.plan import default_baseline
 from pipetune.search.prepare import prepare
 from pipetune.search.progress import Progress
@@ -142,7 +142,7 @@ class StudyRun:
         """The baseline first, then what may be better."""
         guide = Guide(setting, ledger)
         sampler = SpaceSampler(
-            ledger.space, seed=self._config.seed, is_open=partial(is_open, ledger=ledger), order=guide.order
+            ledger.space, seed=self._config.seed, open_ones=partial(open_ones, ledger), order=guide.order
         )
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()

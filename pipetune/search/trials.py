@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipetune.core.measurement import Measurement, TrialOutcome
-from pipetune.core.objective import Objective, score
+from pipetune.core.objective import score
 from pipetune.core.space import TrialConfig
 from pipetune.core.tuned import Measured
 from pipetune.search.bench import Bench
@@ -11,9 +11,6 @@ from pipetune.search.ledger import Ledger
 from pipetune.search.reference import drift_note
 from pipetune.search.result import Results
 from pipetune.search.setting import Setting
-
-RACE_SHARE = 0.9
-"""A trial that cannot reach this share of the best is ended early."""
 
 
 class Trials:
@@ -29,7 +26,8 @@ class Trials:
         """One trial from its first process to the storage; an interrupted one is abandoned."""
         setting = self._setting
         try:
-            outcome = self._bench.measure(config, purpose, least_rate=self._least_rate(purpose))
+            least_rate = self._ledger.least_rate() if purpose == "search" else None
+            outcome = self._bench.measure(config, purpose, least_rate=least_rate)
         except BaseException:
             setting.store.abandon(trial)
             raise
@@ -37,17 +35,6 @@ class Trials:
         self._tell(trial.number)
         self._ledger.keep_summary()
         return outcome
-
-    def _least_rate(self, purpose: str) -> float | None:
-        """What a trial of the search has to come up to, to be worth its whole time: near to the best so far.
-
-        Only where rates alone decide: a slow trial may be the busiest.
-        """
-        best = self._ledger.best_first()
-        if purpose != "search" or not best or self._setting.config.objective is not Objective.THROUGHPUT:
-            return None
-        assert best[0].measurement is not None
-        return RACE_SHARE * best[0].measurement.effective(self._setting.plan).low
 
     def _values(self, outcome: TrialOutcome) -> tuple[float, ...]:
         if not isinstance(outcome, Measurement):

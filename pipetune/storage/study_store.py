@@ -135,8 +135,7 @@ class StudyStore:
     ) -> None:
         """Write all that was measured into the trial's attributes, then tell its values.
 
-        A configuration that did not fit is told as worthless and infeasible, since samplers never see failed
-        trials and would come back to it.
+        A configuration that did not fit is told as worthless and infeasible: Optuna's tools leave failed trials out.
         """
         trial.set_user_attr("config", _CONFIG.dump_python(config, mode="json"))
         trial.set_user_attr("outcome", _OUTCOME.dump_python(outcome, mode="json"))

@@ -139,12 +139,13 @@ class Loop:
         self._enter(Phase.WARM_UP)
         if not stream.train_on(first):
             raise DataEndedError("the loader gave no batch")
+        del first  # no loop holds its first batch to the end
         self._warm_up()
         self._enter(Phase.MEASURE)
         steady = self._steady()
         self._enter(Phase.EPOCH_END)
         starts = [] if steady.censored else self._epoch_starts(steady)
-        stream.check(at_end=True)
+        stream.check(at_end=not steady.censored)
         return LoopResult(
             windows=steady.windows,
             set_aside=steady.set_aside,

@@ -15,8 +15,9 @@ the workload's own dataset, model, loss and optimizer. It times
 
 Error is the median over the repeats of the trial against the plain loops of the same repeat, since machines drift;
 spread is half the range of all plain rates over their median; a point is within where |error| is at most 2 % or the
-spread, whichever is larger. With two plain loops the second is judged against the first by the same rule: that is
-what a tool without any error would get on this machine. Where commands are ended early, run one workload a command.
+spread, whichever is larger. With two plain loops the second is judged against the first alone by the same rule, which
+shows what this machine's noise does to a comparison without any error. Where commands are ended early, run one
+workload a command.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipetune.core.costs import Costs, LoadCost, StepCost
 from pipetune.core.prediction import predict
 from pipetune.core.space import Amp
-from pipetune.search.belief import Belief, Seen, expected_gains, leading
+from pipetune.search.belief import Belief, Seen, expected_gains
 
 SPACE = space(num_workers=(0, 1, 2, 4, 8), amp=tuple(Amp))
 CONFIGS = tuple(SPACE.configs())
@@ -90,7 +90,12 @@ def test_the_expected_gain_is_the_mean_of_what_lies_above():
     assert expected_gains(means, sds, 0.1) == pytest.approx(expected, abs=1e-3)
 
 
-def test_only_what_was_tried_leads():
-    configs = CONFIGS[:3]
-    assert leading(np.array([1.0, 2.0, 3.0]), configs, {configs[0], configs[1]}) == 2.0
-    assert leading(np.array([1.0, 2.0, 3.0]), configs, set()) == -math.inf
+def test_a_cost_that_all_precisions_share_moves_them_all():
+    shared = Costs(
+        cpus=16,
+        load=LoadCost(cpu_s=1e-4),
+        steps={amp: StepCost(fixed_s=0.01, sample_s=0.002, sd=0.05) for amp in Amp},
+        step_sd=0.5,
+    )
+    trial = seen(trial_config(4, amp=Amp.FP32), 0.5, shared)
+    assert moved(trial_config(4, amp=Amp.BF16), [trial], shared) < 0.7 * math.log(0.5)

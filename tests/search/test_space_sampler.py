@@ -27,7 +27,7 @@ class Search:
         self.sampler = SpaceSampler(
             points,
             seed=seed,
-            is_open=lambda config: config not in self.proposed and not refused(config),
+            open_ones=lambda: lambda config: config not in self.proposed and not refused(config),
             order=order or shuffled(seed),
         )
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -183,21 +183,21 @@ def test_a_wider_space_is_used_at_once_in_the_same_study():
 @given(spaces(), st.data())
 def test_an_open_wish_is_granted(points, data):
     config = data.draw(st.sampled_from(list(points.configs())))
-    sampler = SpaceSampler(points, seed=0, is_open=lambda _: True, order=shuffled())
-    assert sampler.nearest_open(params_of(config)) == config
+    sampler = SpaceSampler(points, seed=0, open_ones=lambda: lambda _: True, order=shuffled())
+    assert sampler.nearest_open(config) == config
 
 
 def test_the_nearest_differs_in_one_step():
     # GIVEN a wish for a point that was measured
     wish = trial_config(4, batch_size=128, accumulation_steps=2)
-    sampler = SpaceSampler(space(), seed=0, is_open=lambda config: config != wish, order=shuffled())
+    sampler = SpaceSampler(space(), seed=0, open_ones=lambda: lambda config: config != wish, order=shuffled())
     # THEN one knob is moved by one step
-    found = params_of(sampler.nearest_open(params_of(wish)))
+    found = params_of(sampler.nearest_open(wish))
     changed = {name for name, value in params_of(wish).items() if found[name] != value}
     assert len(changed) == 1
 
 
 @pytest.mark.parametrize(("wished", "nearest"), [(5, 7), (2, 3), (100, 7)])
 def test_a_wish_outside_of_the_space_is_moved_into_it(wished, nearest):
-    sampler = SpaceSampler(SMALL, seed=0, is_open=lambda _: True, order=shuffled())
-    assert sampler.nearest_open(params_of(trial_config(wished))).num_workers == nearest
+    sampler = SpaceSampler(SMALL, seed=0, open_ones=lambda: lambda _: True, order=shuffled())
+    assert sampler.nearest_open(trial_config(wished)).num_workers == nearest

@@ -301,6 +301,7 @@ def references(lab):
     return [index for index, (purpose, _) in enumerate(lab.told.began) if purpose == "reference"]
 
 
+@pytest.mark.usefixtures("whole_budget")
 def test_the_reference_comes_back_every_few_trials(lab):
     runner = ScriptedRunner(rate=loader_bound)
     result = lab.run(study_config(trials=22), runner)
@@ -317,6 +318,7 @@ def test_short_studies_have_no_reference(lab):
     assert references(lab) == []
 
 
+@pytest.mark.usefixtures("whole_budget")
 def test_the_reference_goes_on_in_the_next_run(lab):
     lab.run(study_config(trials=EVERY + 2), ScriptedRunner(rate=loader_bound))
     lab.run(study_config(trials=2 * EVERY + 2), ScriptedRunner(rate=loader_bound))
@@ -400,7 +402,8 @@ def test_the_baseline_the_reference_and_the_finalists_run_to_their_end(lab):
     runner, _ = raced(lab)
     assert runner.calls[0].least_rate is None
     assert all(call.least_rate is None for call in runner.certified)
-    assert runner.calls[1].least_rate == pytest.approx(0.9 * 1000, rel=0.02)
+    # THEN what is asked for leaves room for the noise between trials
+    assert 800 < runner.calls[1].least_rate <= 900
 
 
 def test_where_utilisation_counts_nothing_is_ended_early(lab):

@@ -52,3 +52,12 @@ def test_an_overflow_in_fp16_leaves_the_weights_alone():
     step.update()
     assert torch.equal(model.weight, before)
     assert step.scaler.get_scale() < scale
+
+
+@pytest.mark.parametrize("amp", list(Amp))
+def test_it_is_a_decorator_in_every_precision(amp):
+    @autocast(torch.device("cpu"), amp)
+    def forward():
+        return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
+
+    assert forward() is {Amp.FP32: torch.float32, Amp.BF16: torch.bfloat16, Amp.FP16: torch.float16}[amp]
