@@ -45,22 +45,24 @@ def space(**changes):
     return SearchSpace(**values | changes)
 
 
-def windows(rates: Sequence[float], *, seconds=0.5, wait_share=0.1, began_s=100.0):
+def windows(rates: Sequence[float], *, seconds=0.5, wait_share=0.1, work_share=None, began_s=100.0):
     """One window after another, each with its own rate; samples are whole numbers."""
     made = []
     for rate in rates:
         samples = max(1, round(rate * seconds))
         took = samples / rate
-        made.append(Window(samples=samples, seconds=took, data_wait_s=wait_share * took, began_s=began_s))
+        wait_s = wait_share * took
+        work_s = None if work_share is None else work_share * wait_s
+        made.append(Window(samples=samples, seconds=took, data_wait_s=wait_s, data_work_s=work_s, began_s=began_s))
         began_s += took
     return tuple(made)
 
 
-def measurement(config=None, *, rate=1000.0, rates=None, wait_share=0.1, **changes):
+def measurement(config=None, *, rate=1000.0, rates=None, wait_share=0.1, work_share=None, **changes):
     """A settled trial at a constant rate (or at these window rates), without a GPU."""
     config = config or trial_config()
     values = {
-        "windows": windows(rates or [rate] * 10, wait_share=wait_share),
+        "windows": windows(rates or [rate] * 10, wait_share=wait_share, work_share=work_share),
         "epoch_start": EpochStart(fresh_s=0.5, refill_s=0.1 if config.persistent_workers else None),
         "settled": True,
         "gpu": None,

@@ -20,6 +20,9 @@ FIXED_SHARE = 0.15
 HIDDEN_SHARE = 0.5
 """Of the step that a wait for data may hide beside a GPU, so much is expected (as a standard deviation)."""
 MOST_WAITING = 0.99
+SPARE_WORKERS = 1.2
+"""Workers are uneven: so many times those that would just keep up."""
+MOST_WORKERS = 4096
 WAITING_SHARE = 0.05
 """A loader that is waited for less than this share of the time is not what limits."""
 
@@ -88,7 +91,10 @@ def costs_of_trial(measurement: Measurement, *, cpus: float, amps: Sequence[Amp]
     config = measurement.config
     interval_s = config.batch_size / measurement.steady().value
     waiting = min(measurement.data_wait_percent() / 100, MOST_WAITING)
-    load, step_sd = _load_of(config, interval_s, waiting, cpus)
+    if config.num_workers:
+        load, step_sd = _load_of_workers(config, interval_s, waiting, cpus)
+    else:
+        load, step_sd = _load_without_workers(waiting * interval_s / config.batch_size, measurement), SEEN_SD
     if has_accelerator:
         # While data is waited for the GPU works on, and what it does meanwhile is not seen.
         step_sd = max(step_sd, -HIDDEN_SHARE * math.log(1 - waiting))
@@ -120,10 +126,24 @@ def guessed_costs(*, cpus: float, amps: Sequence[Amp], has_accelerator: bool) ->
     )
 
 
-def _load_of(config: TrialConfig, interval_s: float, waiting: float, cpus: float) -> tuple[LoadCost, float]:
+def useful_workers(costs: Costs, batch_size: int) -> int:
+    """So many that they keep up with the fastest step, or keep the CPUs busy, whichever is less."""
+    load = costs.load
+    step_s = min(step.seconds(batch_size) for step in costs.steps.values()) / batch_size
+    keep_up = SPARE_WORKERS * load.seconds / step_s
+    busy = costs.cpus * load.seconds / load.cpu_s if load.cpu_s > 0 else math.inf
+    return max(1, math.ceil(min(keep_up, busy, MOST_WORKERS)))
+
+
+def _load_without_workers(seconds: float, measurement: Measurement) -> LoadCost:
+    """The wait is the loading; what the process did not work meanwhile it waited itself, for a disk or a network."""
+    work_share = measurement.data_work_share()
+    cpu_s = seconds if work_share is None else seconds * work_share
+    return LoadCost(cpu_s=cpu_s, wait_s=seconds - cpu_s, sd=SEEN_SD)
+
+
+def _load_of_workers(config: TrialConfig, interval_s: float, waiting: float, cpus: float) -> tuple[LoadCost, float]:
     """The cost of a sample, and how well the step's is known beside it."""
-    if config.num_workers == 0:
-        return LoadCost(cpu_s=waiting * interval_s / config.batch_size, sd=SEEN_SD), SEEN_SD
     most_s = config.num_workers * interval_s / config.batch_size
     is_limit = waiting > WAITING_SHARE
     seconds = most_s if is_limit else most_s / 2

@@ -149,6 +149,12 @@ class Measurement:
             found.append(f"the GPU's memory was so full that it had to be cleared {self.allocation_retries} times")
         return (*found, *self.interference)
 
+    def data_work_share(self) -> float | None:
+        """Share of the wait for data that this process spent working, 0-1; None where that was not measured."""
+        known = [window for window in self.windows if window.data_work_s is not None]
+        wait_s = sum(window.data_wait_s for window in known)
+        return min(1.0, sum(window.data_work_s or 0.0 for window in known) / wait_s) if wait_s > 0 else None
+
     def data_wait_percent(self) -> float:
         """Share of the measured time that the main thread waited for data, 0-100."""
         return data_wait_percent(self.windows)

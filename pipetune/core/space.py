@@ -182,14 +182,14 @@ def resolve(declared: DeclaredSpace, limits: MachineLimits, *, effective_batch_s
     )
 
 
-def widened(space: SearchSpace, *, cpus_usable: int) -> SearchSpace:
-    """Give the space half as many workers again as its largest count, up to WORKERS_PER_CPU_LIMIT per CPU.
+def widened(space: SearchSpace, *, cpus_usable: int, to: int | None = None) -> SearchSpace:
+    """Give the space half as many workers again as its largest count, or `to`; at most WORKERS_PER_CPU_LIMIT a CPU.
 
     The CPU count is where the search starts, not where it ends: a loader that waits gains beyond it.
     """
     largest = space.num_workers[-1]
     limit = WORKERS_PER_CPU_LIMIT * cpus_usable
-    higher = min(limit, largest + max(1, largest // 2))
+    higher = min(limit, largest + max(1, largest // 2) if to is None else to)
     if higher <= largest:
         return space
     return SearchSpace(

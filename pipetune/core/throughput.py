@@ -33,9 +33,10 @@ class Window:
     """One timed stretch inside an epoch: whole optimizer steps between two synchronisations.
 
     `began_s` is on the monotonic clock, which parent and child share; `data_wait_s` is the share of
-    `seconds` that the main thread spent asking the loader for a batch. `ready_batches` lay ready in the
-    loader at its end; None where the loader does not tell. `read_bytes` came from storage meanwhile, not from
-    the page cache, for any process of the trial; None where the kernel does not tell.
+    `seconds` that the main thread spent asking the loader for a batch, and `data_work_s` are CPU seconds that its
+    process spent meanwhile: without workers the work of loading. `ready_batches` lay ready in the loader at its end;
+    `read_bytes` came from storage meanwhile, not from the page cache, for any process of the trial. Each of the last
+    three is None where it is not known.
     """
 
     samples: int
@@ -44,6 +45,7 @@ class Window:
     began_s: float
     ready_batches: int | None = None
     read_bytes: int | None = None
+    data_work_s: float | None = None
 
     @property
     def is_cold(self) -> bool | None:

@@ -57,6 +57,10 @@ class Guide:
         most = next((gain for config, gain in self._gains(space).items() if is_open(config)), math.inf)
         return most >= LEAST_GAIN
 
+    def costs(self) -> Costs:
+        """What the baseline's trial tells of the parts; where it did not run, the first trial that did."""
+        return self._costs(merged(self._ledger.records()))
+
     def alternatives(self, chosen: TrialConfig, rate: float) -> tuple[Alternative, ...]:
         """One knob changed at a time: from trials where they ran, else from what is believed; without what failed.
 

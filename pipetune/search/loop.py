@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from pipetune.core.costs import useful_workers
 from pipetune.core.record import TrialRecord, TrialState
 from pipetune.core.space import TrialConfig, widened
 from pipetune.search.certify import question
@@ -22,6 +23,12 @@ LIKE_FAILURES_LIMIT = 5
 WAITING_PERCENT = 10.0
 """A leader at the top of the worker range that still waits this much for data gets a wider range."""
 
+MOSTLY_WAITING = 0.5
+"""From this share of a sample's time on that it waits, workers beyond the CPUs are worth a try at once.
+
+Less may be what other programs took from the CPU.
+"""
+
 
 class SearchLoop:
     """Asks the sampler, runs what it proposes, and widens the space where the leader says so."""
@@ -36,6 +43,7 @@ class SearchLoop:
 
     def run(self, start_from: TrialConfig | None) -> None:
         """Search from the rule on, and from an older result before it."""
+        self._widen_for_waiting()
         for seed in self._seeds(start_from):
             self._sampler.queue(seed)
         while self._may_go_on():
@@ -101,17 +109,38 @@ class SearchLoop:
         self._ledger.note(f"stopped searching: {len(last)} trials in a row failed with {kinds.pop()}")
         return True
 
+    def _widen_for_waiting(self) -> None:
+        """Allow more workers than CPUs from the start where reading a sample is mostly waiting."""
+        ledger, costs = self._ledger, self._guide.costs()
+        load = costs.load
+        if not self._may_widen() or load.wait_s < MOSTLY_WAITING * load.seconds:
+            return
+        useful = useful_workers(costs, ledger.space.batch_size[-1])
+        if self._widened(to=useful):
+            ledger.note(
+                f"reading a sample is waiting for {load.wait_s / load.seconds:.0%} of its time: up to "
+                f"{ledger.space.num_workers[-1]} workers are tried"
+            )
+
+    def _may_widen(self) -> bool:
+        return self._setting.config.search.num_workers == "auto" and not self._ledger.bars_workers
+
+    def _widened(self, *, to: int | None = None) -> bool:
+        """Whether there was room for more workers, which are used from now on."""
+        ledger = self._ledger
+        wider = widened(ledger.space, cpus_usable=self._setting.hardware.cpus_usable, to=to)
+        if wider is ledger.space:
+            return False
+        ledger.space = wider
+        self._sampler.use(wider)
+        return True
+
     def _widen(self) -> None:
         """Allow more workers where the leader has the most and still waits for data."""
         ledger, best = self._ledger, self._ledger.best_first()
-        may_widen = self._setting.config.search.num_workers == "auto" and not ledger.bars_workers
-        if not may_widen or not best or not _wants_more(best[0], ledger):
+        if not self._may_widen() or not best or not _wants_more(best[0], ledger) or not self._widened():
             return
-        wider = widened(ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
-        if wider is ledger.space:
-            return
-        ledger.space = wider
-        self._sampler.use(wider)
+        wider = ledger.space
         leader = best[0].config
         more = wider.num_workers[-1]
         prefetch = leader.prefetch_factor or wider.prefetch_factor[0]

@@ -161,9 +161,4 @@ def _spent_before_s(store: StudyStore) -> float:
 def _as_wide_as_before(space: SearchSpace, store: StudyStore, cpus_usable: int) -> SearchSpace:
     """Widen the workers as far as an earlier run did."""
     summary = store.summary()
-    while summary is not None and space.num_workers[-1] < summary.most_workers:
-        wider = widened(space, cpus_usable=cpus_usable)
-        if wider is space:
-            break
-        space = wider
-    return space
+    return space if summary is None else widened(space, cpus_usable=cpus_usable, to=summary.most_workers)

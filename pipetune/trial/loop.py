@@ -397,7 +397,7 @@ def timed_window(stream: Stream, config: TrialConfig, seconds: float, began: flo
 
     It begins where the last one ended: what workers fetch while we reckon is not given away.
     """
-    samples, wait_s = stream.samples, stream.wait_s
+    samples, wait_s, work_s = stream.samples, stream.wait_s, stream.work_s
     stream.train_batches(group_batches(config, config.num_workers))
     while stream.now() - began < seconds:
         stream.train_batches(config.accumulation_steps)
@@ -406,6 +406,7 @@ def timed_window(stream: Stream, config: TrialConfig, seconds: float, began: flo
         samples=stream.samples - samples,
         seconds=stream.now() - began,
         data_wait_s=stream.wait_s - wait_s,
+        data_work_s=stream.work_s - work_s,
         began_s=began,
         ready_batches=stream.ready_batches(),
     )

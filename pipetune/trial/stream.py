@@ -31,7 +31,10 @@ class NonFiniteLossError(RuntimeError):
 
 
 class Stream:
-    """Takes batches from the loader and trains on them, keeping account of samples and waiting time."""
+    """Takes batches from the loader and trains on them, keeping account of samples and waiting time.
+
+    `work_s` are CPU seconds of this process, all its threads, that passed while it waited.
+    """
 
     def __init__(
         self, loader: DataLoader[Any], training: Training, sign_of_life: Callable[[], None] = lambda: None
@@ -44,6 +47,7 @@ class Stream:
         self.samples = 0
         self.batches = 0
         self.wait_s = 0.0
+        self.work_s = 0.0
         self.last_batch: Any = None
         self.last_samples = 0
         self._iterator: Iterator[Any] | None = None
@@ -67,10 +71,11 @@ class Stream:
     def fetch(self) -> Any:
         """The next batch, or this very object at the end of the epoch."""
         assert self._iterator is not None
-        asked_s = self.now()
+        asked_s, working_s = self.now(), time.process_time()
         batch = next(self._iterator, self)
         got_s = self.now()
         self.wait_s += got_s - asked_s
+        self.work_s += time.process_time() - working_s
         if got_s - self._signed_s >= SIGN_OF_LIFE_S:
             self._signed_s = got_s
             self._sign_of_life()

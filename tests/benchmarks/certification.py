@@ -29,6 +29,7 @@ from pipetune.core.record import Stage
 from pipetune.core.space import Amp, DeclaredSpace, TrialConfig
 from pipetune.core.throughput import EpochStart, Window
 from pipetune.core.tuned import Status
+from pipetune.search import guide
 from pipetune.search.progress import Silent
 from pipetune.search.signals import Signals
 from pipetune.search.study import StudyRun
@@ -47,6 +48,7 @@ CONFIGS = tuple(
     space(num_workers=(1, 2, 3, 4, 5), persistent_workers=(False,), batch_size=(64,), amp=(Amp.FP32,)).configs()
 )
 BASELINE = trial_config(3, persistent_workers=False)
+guide.LEAST_TRIALS = len(CONFIGS) + 1  # every configuration is measured: what is asked is who wins then
 REFERENCES = 3
 """Of a study of 20 configurations, one in every 6 trials."""
 WINDOWS = 40

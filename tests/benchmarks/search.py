@@ -207,7 +207,13 @@ def baseline_costs(machine: Machine) -> Costs:
     fixed_s, sample_s = surface.parts.steps[config.amp]
     load_s = config.batch_size * (surface.parts.sample_cpu_s + surface.parts.sample_wait_s)
     waiting = load_s / (load_s + fixed_s + config.batch_size * sample_s)
-    trial = measurement(config, rate=rate, wait_share=waiting, epoch_start=EpochStart(fresh_s=0.0, refill_s=None))
+    trial = measurement(
+        config,
+        rate=rate,
+        wait_share=waiting,
+        work_share=surface.parts.sample_cpu_s / (surface.parts.sample_cpu_s + surface.parts.sample_wait_s),
+        epoch_start=EpochStart(fresh_s=0.0, refill_s=None),
+    )
     return costs_of_trial(
         trial, cpus=surface.parts.cpus, amps=surface.space.amp, has_accelerator=surface.parts.cpus > 2
     )

@@ -3,7 +3,7 @@
 import pytest
 from builders import measurement, trial_config
 
-from pipetune.core.costs import HIDDEN_SD, SEEN_SD, costs_of_trial, guessed_costs
+from pipetune.core.costs import HIDDEN_SD, SEEN_SD, costs_of_trial, guessed_costs, useful_workers
 from pipetune.core.prediction import batch_interval_s
 from pipetune.core.space import Amp
 from pipetune.core.throughput import EpochStart
@@ -85,3 +85,35 @@ def test_a_trial_that_did_nothing_but_wait_breaks_nothing():
 def test_a_guess_trusts_itself_in_nothing():
     found = guessed_costs(cpus=4, amps=(Amp.FP32,), has_accelerator=False)
     assert min(found.load.sd, found.step_sd) >= 1.0
+
+
+@pytest.mark.parametrize("work_share", [0.02, 0.5, 1.0])
+def test_without_workers_what_is_no_work_is_waiting(work_share):
+    found = costs(measurement(trial_config(0), rate=100.0, wait_share=0.8, work_share=work_share))
+    assert found.load.seconds == pytest.approx(0.008, rel=0.02)
+    assert found.load.cpu_s == pytest.approx(0.008 * work_share, rel=0.02)
+
+
+def test_a_machine_that_worked_more_than_it_waited_only_worked():
+    # GIVEN a dataset whose reading keeps several threads busy
+    assert costs(measurement(trial_config(0), wait_share=0.8, work_share=3.0)).load.wait_s == 0
+
+
+@pytest.mark.parametrize(
+    ("work_share", "wait_share", "workers"),
+    [
+        (1.0, 0.9, 4),  # work: no more than the CPUs
+        (0.1, 0.9, 11),  # mostly waiting: as many as keep up with a step of a ninth
+        (0.25, 0.99, 16),  # a quarter of work: what keeps the CPUs busy
+        (1.0, 0.1, 1),
+    ],
+)
+def test_useful_workers_keep_up_or_keep_the_cpus_busy(work_share, wait_share, workers):
+    trial = measurement(trial_config(0, amp=Amp.FP32), wait_share=wait_share, work_share=work_share)
+    found = costs_of_trial(trial, cpus=4.0, amps=(Amp.FP32,), has_accelerator=False)
+    assert useful_workers(found, 64) == workers
+
+
+def test_useful_workers_have_an_end_where_a_step_takes_no_time():
+    trial = measurement(trial_config(0), wait_share=1.0, work_share=0.0)
+    assert useful_workers(costs(trial, gpu=True), 64) <= 4096

@@ -328,3 +328,10 @@ def test_widening_again_and_again_ends_at_the_limit():
     while wider is not before:
         before, wider = wider, widened(wider, cpus_usable=2)
     assert wider.num_workers[-1] == 2 * WORKERS_PER_CPU_LIMIT
+
+
+def test_widened_to_a_count():
+    before = space(num_workers=(0, 1, 2))
+    assert widened(before, cpus_usable=2, to=7).num_workers == tuple(range(8))
+    assert widened(before, cpus_usable=2, to=100).num_workers[-1] == 2 * WORKERS_PER_CPU_LIMIT
+    assert widened(before, cpus_usable=2, to=2) is before

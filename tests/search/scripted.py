@@ -69,7 +69,8 @@ class ScriptedRunner:
     """Measures what `rate` says of a configuration, with noise inside a trial and between trials.
 
     `scale` changes the rate of single calls; `fails` decides which calls fail, and how. `gpu` gives the mean
-    utilisation, None where NVML gives none; `waits` the percentage of time that waits for data.
+    utilisation, None where NVML gives none; `waits` the percentage of time that waits for data,
+    and `works` the share of that which is work.
     `interrupts` are the indices of calls that a signal breaks into; `closed_after` counts the calls before each close.
     """
 
@@ -80,6 +81,7 @@ class ScriptedRunner:
     fails: Callable[[Call], FailureKind | None] = no_failure
     gpu: Callable[[TrialConfig], float] | None = None
     waits: Callable[[TrialConfig], float] = lambda _: 1.0
+    works: float | None = None
     facts: WorkloadFacts = field(default_factory=facts)
     refuses: str | None = None
     interrupts: frozenset[int] = frozenset()
@@ -180,7 +182,15 @@ class ScriptedRunner:
             steps = max(1, round(rate * limits.window_s / config.effective_batch_size))
             samples = steps * config.effective_batch_size
             seconds = samples / (rate * max(0.1, 1 + self._random.gauss(0, self.sigma)))
-            windows.append(Window(samples=samples, seconds=seconds, data_wait_s=share * seconds, began_s=self._now_s))
+            windows.append(
+                Window(
+                    samples=samples,
+                    seconds=seconds,
+                    data_wait_s=share * seconds,
+                    data_work_s=None if self.works is None else self.works * share * seconds,
+                    began_s=self._now_s,
+                )
+            )
             self._now_s += seconds
         return tuple(windows)
 

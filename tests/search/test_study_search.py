@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from builders import facts, space, trial_config
+from builders import facts, hardware, space, trial_config
 from lab import mismatched, study_config
 from optuna.trial import TrialState as OptunaState
 from scripted import ScriptedRunner, fails_with, gpu_holds, loader_bound
@@ -368,6 +368,30 @@ def test_a_lucky_repeat_of_the_reference_does_not_lead(lab):
     lab.run(study_config(trials=8, epochs=1), runner)
     assert [best.number for _, best in lab.told.ended][4:] == [4] * 4
     assert references(lab) == [EVERY]
+
+
+def slow_store(config):
+    """20 ms a sample, nearly all of them waiting."""
+    return 50.0 * max(1, config.num_workers) if config.num_workers < 20 else 1000.0
+
+
+def test_where_reading_is_waiting_many_workers_are_tried_from_the_start(lab):
+    lab.machine = hardware(cpus_usable=2)
+    runner = ScriptedRunner(rate=slow_store, waits=lambda config: 95.0 if config.num_workers < 16 else 10.0, works=0.02)
+    result = lab.run(study_config(trials=5), runner)
+    assert max(config.num_workers for config in runner.searched) == 16
+    assert result.tuned.config.num_workers >= 12
+    assert any("waiting for 98% of its time: up to 16 workers" in note for note in result.summary.notes)
+
+
+@pytest.mark.parametrize(
+    ("works", "declared"), [(0.6, "auto"), (None, "auto"), (0.02, (0, 1, 2))], ids=["work", "unknown", "listed"]
+)
+def test_otherwise_the_search_begins_with_the_cpus(lab, works, declared):
+    lab.machine = hardware(cpus_usable=2)
+    runner = ScriptedRunner(rate=slow_store, waits=lambda config: 95.0 if config.num_workers == 0 else 1.0, works=works)
+    lab.run(study_config(trials=5, search=DeclaredSpace(num_workers=declared)), runner)
+    assert max(config.num_workers for config in runner.searched) == 2
 
 
 # --- races -----------------------------------------------------------------------------------------------------
