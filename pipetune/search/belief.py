@@ -32,6 +32,10 @@ JOINT_SD = 0.04
 TRIAL_SD = 0.03
 """What a trial differs by from the next one of the same configuration, beside its own interval."""
 
+QUEUES = 3
+BURSTS = 8
+"""How often a trial goes through its queue, and through a batch of each worker."""
+
 FloatArray = NDArray[np.float64]
 
 
@@ -141,6 +145,16 @@ def expected_gains(mean: FloatArray, sd: FloatArray, best: float) -> FloatArray:
     z = above / sd
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     return np.asarray(above * _normal_cdf(z) + sd * density)
+
+
+def trial_seconds(configs: Sequence[TrialConfig], mean: FloatArray, overhead_s: float) -> FloatArray:
+    """About what a trial of each takes at the rate that is believed of it: the overhead, its queue, its bursts.
+
+    All that is queued is used up before timing and again at an epoch end, and windows hold a batch of each worker.
+    """
+    queued = np.array([config.num_workers * (config.prefetch_factor or 0) * config.batch_size for config in configs])
+    bursts = np.array([max(1, config.num_workers) * config.batch_size for config in configs])
+    return np.asarray(overhead_s + (QUEUES * queued + BURSTS * bursts) / np.exp(mean))
 
 
 def _normal_cdf(z: FloatArray) -> FloatArray:

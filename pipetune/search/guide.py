@@ -1,4 +1,4 @@
-"""What to measure next: every configuration in the order of what it is expected to gain."""
+"""What to measure next: every configuration in the order of what a second of its trial is expected to gain."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from pipetune.core.costs import Costs, costs_of_trial, guessed_costs
 from pipetune.core.objective import Objective
 from pipetune.core.record import TrialRecord
 from pipetune.core.space import SearchSpace, TrialConfig
-from pipetune.search.belief import Belief, FloatArray, Seen, expected_gains
+from pipetune.search.belief import Belief, FloatArray, Seen, expected_gains, trial_seconds
 from pipetune.search.failures import is_beyond
 from pipetune.search.ledger import Ledger
 from pipetune.search.ranking import Yardstick, merged
@@ -28,6 +28,8 @@ LEAST_GAIN = 0.005
 FAILED_LOSS = math.log(2)
 """What fails is taken to be so much slower than believed: what it has in common with others is tried last."""
 FAILED_SD = 0.2
+TRIAL_OVERHEAD_S = 3.0
+"""Of a trial in a warm host, beside the least time of its windows."""
 CENSORED_SD = 0.2
 """A trial that was ended early tells no epoch start: its rate is known to so much only."""
 LEAST_RATE = 1e-9
@@ -42,7 +44,7 @@ class Guide:
         self._asked: tuple[object, dict[TrialConfig, float]] = (None, {})
 
     def order(self, space: SearchSpace) -> Iterator[TrialConfig]:
-        """Every configuration of it: what was looked at, the greatest expected gain first, and then the others."""
+        """Every configuration of it: what was looked at, the greatest gain a second of trial first, then the others."""
         gains = self._gains(space)
         return itertools.chain(gains, (config for config in space.configs() if config not in gains))
 
@@ -54,8 +56,10 @@ class Guide:
         is_front = self._setting.config.objective is Objective.PARETO
         if is_front or len(merged(self._ledger.records())) < LEAST_TRIALS:
             return True
-        most = next((gain for config, gain in self._gains(space).items() if is_open(config)), math.inf)
-        return most >= LEAST_GAIN
+        gains = self._gains(space)
+        if any(gain >= LEAST_GAIN and is_open(config) for config, gain in gains.items()):
+            return True
+        return not any(is_open(config) for config in gains)
 
     def costs(self) -> Costs:
         """What the baseline's trial tells of the parts; where it did not run, the first trial that did."""
@@ -88,7 +92,7 @@ class Guide:
         return any(one.config == config or (one.failure and is_beyond(config, one.failure)) for one in failed)
 
     def _gains(self, space: SearchSpace) -> dict[TrialConfig, float]:
-        """Expected gains over the best so far as a share, the greatest first; the rates' own order where none ran."""
+        """Expected gains over the best so far as a share, the greatest a second first; or rates where none ran."""
         records = self._ledger.records()
         asked = (len(records), space, self._ledger.baseline)
         if self._asked[0] != asked:
@@ -106,7 +110,9 @@ class Guide:
         # The highest mean, not the fastest trial: a lucky one does not lead.
         best = max((float(mean[places[config]]) for config in leaders), default=None)
         gains = mean if best is None else expected_gains(mean, sd, best)
-        in_order = (tuple(configs)[index] for index in np.argsort(-gains, kind="stable"))
+        seconds = trial_seconds(tuple(configs), mean, TRIAL_OVERHEAD_S + self._setting.limits.min_s)
+        worth = mean if best is None else gains / seconds
+        in_order = (tuple(configs)[index] for index in np.argsort(-worth, kind="stable"))
         return {config: float(gains[places[config]]) for config in in_order if config in space}
 
     def _belief(

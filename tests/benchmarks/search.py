@@ -37,7 +37,7 @@ from pipetune.core.costs import Costs, LoadCost, StepCost, costs_of_trial
 from pipetune.core.measurement import FailureKind
 from pipetune.core.space import Amp, TrialConfig
 from pipetune.core.throughput import EpochStart, TrainingPlan
-from pipetune.search.belief import Belief, Seen, expected_gains
+from pipetune.search.belief import Belief, Seen, expected_gains, trial_seconds
 from pipetune.search.failures import is_beyond
 from pipetune.search.plan import usual_rule
 from pipetune.search.sampler import distributions, params_of
@@ -47,6 +47,7 @@ LOSS_AT = 15
 NEAR = (0.90, 0.95, 0.97)
 CORRELATION = 0.5
 PROBES_S = 30.0
+OVERHEAD_S = 7.0
 PLAN = TrainingPlan(
     effective_batch_size=surfaces.EFFECTIVE, epochs=surfaces.EPOCHS, epoch_samples=surfaces.EPOCH_SAMPLES
 )
@@ -190,7 +191,7 @@ def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConf
         mean, sd = belief.about(seen)
         ran = {one.config for one in seen}
         best = max(value for value, config in zip(mean, belief.configs, strict=True) if config in ran)
-        gains = expected_gains(mean, sd, best)
+        gains = expected_gains(mean, sd, best) / trial_seconds(belief.configs, mean, OVERHEAD_S)
         for index in np.argsort(-gains):
             config = belief.configs[index]
             if config not in machine.tried and not machine.is_beyond(config):
