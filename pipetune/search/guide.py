@@ -56,10 +56,8 @@ class Guide:
         is_front = self._setting.config.objective is Objective.PARETO
         if is_front or len(merged(self._ledger.records())) < LEAST_TRIALS:
             return True
-        gains = self._gains(space)
-        if any(gain >= LEAST_GAIN and is_open(config) for config, gain in gains.items()):
-            return True
-        return not any(is_open(config) for config in gains)
+        open_gains = [gain for config, gain in self._gains(space).items() if is_open(config)]
+        return max(open_gains, default=math.inf) >= LEAST_GAIN
 
     def costs(self) -> Costs:
         """What the baseline's trial tells of the parts; where it did not run, the first trial that did."""
@@ -71,13 +69,14 @@ class Guide:
         All are told against `rate` samples/s of the chosen one, which was measured again: as ratios to its own trial.
         """
         records = self._ledger.records()
-        measured = {one.config: one for one in merged(records) if one.measurement and not one.measurement.censored}
+        ran = merged(records)
+        measured = {one.config: one for one in ran if one.measurement and not one.measurement.censored}
         around = [
             (knob, config)
             for knob, config in neighbours(chosen, self._ledger.space)
             if config in measured or not self._is_hopeless(config, records)
         ]
-        mean, _ = self._belief([chosen, *(config for _, config in around)], records, self._rate)
+        mean, _ = self._belief([chosen, *(config for _, config in around)], records, ran, self._rate)
         ratios = np.exp(mean[1:] - mean[0])
         found = []
         for (knob, config), ratio in zip(around, ratios, strict=True):
@@ -104,25 +103,29 @@ class Guide:
         # Those that had to clear the GPU's memory come last there, and lead only where all had to.
         sound = [one.config for one in best_first if one.measurement and not one.measurement.allocation_retries]
         leaders = sound or [one.config for one in best_first]
-        configs = dict.fromkeys([*_looked_at(space, leaders[:1]), *leaders])
-        mean, sd = self._belief(tuple(configs), records, self._score())
+        configs = tuple(dict.fromkeys([*_looked_at(space, leaders[:1]), *leaders]))
+        measured = merged(records)
+        mean, sd = self._belief(configs, records, measured, self._score(measured))
         places = {config: index for index, config in enumerate(configs)}
         # The highest mean, not the fastest trial: a lucky one does not lead.
         best = max((float(mean[places[config]]) for config in leaders), default=None)
         gains = mean if best is None else expected_gains(mean, sd, best)
-        seconds = trial_seconds(tuple(configs), mean, TRIAL_OVERHEAD_S + self._setting.limits.min_s)
+        seconds = trial_seconds(configs, mean, TRIAL_OVERHEAD_S + self._setting.limits.min_s)
         worth = mean if best is None else gains / seconds
-        in_order = (tuple(configs)[index] for index in np.argsort(-worth, kind="stable"))
+        in_order = (configs[index] for index in np.argsort(-worth, kind="stable"))
         return {config: float(gains[places[config]]) for config in in_order if config in space}
 
     def _belief(
         self,
         configs: Sequence[TrialConfig],
         records: Sequence[TrialRecord],
+        measured: Sequence[TrialRecord],
         value_of: Callable[[TrialRecord], float],
     ) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation of the logarithm of each value, after all trials so far."""
-        measured = merged(records)
+        """Mean and standard deviation of the logarithm of each value, after all trials so far.
+
+        `measured` are those of `records` that ran, merged.
+        """
         costs = self._costs(measured)
         seen = [self._seen(record, value_of(record)) for record in measured if record.config.amp in costs.steps]
         failed = self._failed(records, costs)
@@ -158,10 +161,10 @@ class Guide:
         assert record.measurement is not None
         return max(record.measurement.effective(self._setting.plan).value, LEAST_RATE)
 
-    def _score(self) -> Callable[[TrialRecord], float]:
+    def _score(self, measured: Sequence[TrialRecord]) -> Callable[[TrialRecord], float]:
         """What the objective says of a trial, as a rate: for `throughput` it is the rate."""
         yardstick = self._ledger.yardstick()
-        offset = _offset(merged(self._ledger.records()), self._ledger.baseline, yardstick)
+        offset = _offset(measured, self._ledger.baseline, yardstick)
 
         def score(record: TrialRecord) -> float:
             assert record.measurement is not None

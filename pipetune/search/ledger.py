@@ -47,10 +47,9 @@ class Ledger:
 
     def tried(self) -> dict[TrialConfig, TrialRecord]:
         """The first trial of each configuration that need not be measured again."""
-        records = self.records()
         beaten = self._beaten_rate()
         found: dict[TrialConfig, TrialRecord] = {}
-        for record in records:
+        for record in self.records():
             if not self.is_old_failure(record) and not _may_still_win(record, beaten):
                 found.setdefault(record.config, record)
         return found
@@ -60,9 +59,9 @@ class Ledger:
         best = self.best_first()
         if not best or best[0].measurement is None:
             return 0.0
-        return self.race_share() * best[0].measurement.effective(self._setting.plan).low
+        return self._race_share() * best[0].measurement.effective(self._setting.plan).low
 
-    def race_share(self) -> float:
+    def _race_share(self) -> float:
         """The share of the best that a trial has to be able to reach, noise between trials allowed for."""
         noise = pooled(PRIOR, search_noise(self.records(), self.yardstick()))
         return min(RACE_SHARE, exp(-margin(noise, rounds=1, confidence=CONTENDING)))

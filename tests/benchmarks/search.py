@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import surfaces
-from builders import failure, measurement
+from builders import failure, measurement, trial_config
 from surfaces import Surface
 
 from pipetune.core.costs import Costs, LoadCost, StepCost, costs_of_trial
@@ -79,7 +79,8 @@ class Machine:
     def baseline(self) -> None:
         """Torch's defaults, with the largest batch that fits."""
         for batch in reversed(self.surface.space.batch_size):
-            if self.measure(point(0, batch)) is not None:
+            steps = surfaces.EFFECTIVE // batch
+            if self.measure(trial_config(0, batch_size=batch, accumulation_steps=steps)) is not None:
                 return
 
     @property
@@ -92,18 +93,6 @@ class Machine:
             rate is None and is_beyond(config, failure(met, FailureKind.GPU_OUT_OF_MEMORY))
             for met, rate in self.tried.items()
         )
-
-
-def point(workers: int, batch: int, amp: Amp = Amp.FP32) -> TrialConfig:
-    return TrialConfig(
-        num_workers=workers,
-        prefetch_factor=2 if workers else None,
-        pin_memory=False,
-        persistent_workers=False,
-        batch_size=batch,
-        accumulation_steps=surfaces.EFFECTIVE // batch,
-        amp=amp,
-    )
 
 
 # Methods: each yields the configuration to measure next, and is told what came of it.
