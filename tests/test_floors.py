@@ -43,6 +43,7 @@ TORCH_ROOMS = {"training", "workloads", "integrations"}
 TORCH_FILES = {
     "trial/device.py",
     "trial/facts.py",
+    "trial/feed.py",
     "trial/loader.py",
     "trial/randomness.py",
     "trial/samples.py",
