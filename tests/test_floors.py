@@ -45,6 +45,7 @@ TORCH_FILES = {
     "trial/facts.py",
     "trial/feed.py",
     "trial/loader.py",
+    "trial/probes.py",
     "trial/randomness.py",
     "trial/samples.py",
     "trial/session.py",

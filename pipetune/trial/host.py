@@ -9,7 +9,9 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import scipy.stats  # noqa: F401 - the loop needs it, and must not wait for its import
 
@@ -26,11 +28,15 @@ from pipetune.trial.feed import DataEndedError, Feed
 from pipetune.trial.guards import classify_error, classify_exit
 from pipetune.trial.loader import build_loader
 from pipetune.trial.loop import Loop, compute_only_rate
+from pipetune.trial.probes import one_batch_loader, only_batch, probe_loader, probe_step
 from pipetune.trial.protocol import (
     Event,
     FailedEvent,
+    LoaderProbeRequest,
     MeasuredEvent,
     PhaseEvent,
+    ProbedEvent,
+    ProbeRequest,
     ReadAheadEvent,
     ReadAheadRequest,
     ReadSamplesRequest,
@@ -38,11 +44,13 @@ from pipetune.trial.protocol import (
     RefusedEvent,
     SamplesEvent,
     SetUpRequest,
+    StepProbeRequest,
     Task,
     TrialRequest,
     decode_request,
     encode,
 )
+from pipetune.trial.randomness import seed_on_host, undisturbed
 from pipetune.trial.samples import serial_digests, worker_digests
 from pipetune.trial.session import Session, check_module
 from pipetune.trial.stream import NonFiniteLossError, NoStepError, Stream
@@ -92,6 +100,14 @@ class Channel:
         self._entered_s = time.monotonic()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptBatch:
+    """The batch, on the host, that a step was last probed on: other precisions of its size need no loader."""
+
+    batch_size: int
+    batch: Any
+
+
 class Host:
     """Answers requests one after another until they end."""
 
@@ -99,6 +115,7 @@ class Host:
         self._channel = channel
         self._session: Session | None = None
         self._feed: Feed | None = None
+        self._kept: _KeptBatch | None = None
         self._is_serial = False
 
     def serve(self, lines: Iterable[bytes]) -> None:
@@ -148,8 +165,11 @@ class Host:
 
     def _done(self, session: Session, request: Task, began: float) -> Event:
         if isinstance(request, TrialRequest):
+            self._kept = None
             return self._measure(session, request, began)
         self._feed = None
+        if isinstance(request, ProbeRequest):
+            return self._probe(session, request, began)
         if isinstance(request, ReadAheadRequest):
             self._channel.enter(Phase.READ_AHEAD)
             return ReadAheadEvent(read_ahead=read_ahead(session.workload, request, self._channel.sign_of_life))
@@ -160,6 +180,38 @@ class Host:
         if self._is_serial:
             return serial_digests(workload, request.indices, request.limit_s, one_thread=request.one_thread)
         return worker_digests(workload, request.indices or (), request.limit_s)
+
+    def _probe(self, session: Session, request: ProbeRequest, began: float) -> ProbedEvent:
+        self._channel.enter(Phase.PROBE)
+        with undisturbed():
+            seed_on_host(session.seed)
+            if isinstance(request, LoaderProbeRequest):
+                return self._probe_loader(session, request, began)
+            return self._probe_step(session, request, began)
+
+    def _probe_step(self, session: Session, request: StepProbeRequest, began: float) -> ProbedEvent:
+        size, samples = request.config.batch_size, 0
+        if self._kept is None or self._kept.batch_size != size:
+            self._kept = None
+            loader = one_batch_loader(session.workload, request.config, request.part)
+            self._feed = Feed(loader, self._channel.sign_of_life)
+            self._kept = _KeptBatch(batch_size=size, batch=only_batch(self._feed))
+            samples = size
+        batch, sign_of_life = self._kept.batch, self._channel.sign_of_life
+        probe = probe_step(session, request.config, batch, request.seconds, sign_of_life, began=began)
+        return ProbedEvent(probe=probe, samples=samples)
+
+    def _probe_loader(self, session: Session, request: LoaderProbeRequest, began: float) -> ProbedEvent:
+        config = request.config
+        if request.cold:
+            evict(session.workload.data_paths)
+        loader, _ = build_loader(session.workload, config, request.part)
+        self._feed = Feed(loader, self._channel.sign_of_life)
+        probe = probe_loader(self._feed, config, request.seconds, began=began)
+        if config.pin_memory:
+            devices.release_memory(session.device)
+        asked = 1 + probe.batches + config.num_workers * (config.prefetch_factor or 0)
+        return ProbedEvent(probe=probe, samples=asked * config.batch_size)
 
     def _measure(self, session: Session, request: TrialRequest, began: float) -> MeasuredEvent:
         config, enter = request.config, self._channel.enter
