@@ -43,7 +43,9 @@ TORCH_ROOMS = {"training", "workloads", "integrations"}
 TORCH_FILES = {
     "trial/device.py",
     "trial/facts.py",
+    "trial/feed.py",
     "trial/loader.py",
+    "trial/probes.py",
     "trial/randomness.py",
     "trial/samples.py",
     "trial/session.py",

@@ -25,6 +25,7 @@ class Phase(StrEnum):
     FIRST_SAMPLE = "first_sample"
     COMPARE_SAMPLES = "compare_samples"
     READ_AHEAD = "read_ahead"
+    PROBE = "probe"
     PREPARE = "prepare"
     WORKER_START = "worker_start"
     WARM_UP = "warm_up"

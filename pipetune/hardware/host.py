@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -116,12 +117,24 @@ def tree_memory_bytes(pid: int) -> int | None:
     The sum of proportional sizes (PSS), or of resident sizes where the kernel does not tell those.
     Processes that end meanwhile count nothing; None where none could be read.
     """
+    return sum(_process_memory_bytes(process, "pss") for process in _family(pid)) or None
+
+
+def own_memory_bytes(pid: int) -> int | None:
+    """Return the memory that a process and its descendants each have to themselves: what a fork shares is left out.
+
+    The sum of unique sizes (USS); otherwise as tree_memory_bytes.
+    """
+    return sum(_process_memory_bytes(process, "uss") for process in _family(pid)) or None
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The process and its descendants; none where it has ended."""
     try:
         process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
+        return [process, *process.children(recursive=True)]
     except psutil.Error:
-        return None
-    return sum(map(_process_memory_bytes, family)) or None
+        return []
 
 
 def _affinity() -> int:
@@ -193,9 +206,9 @@ def _cpu_facts(root: Path) -> dict[str, str]:
     return facts
 
 
-def _process_memory_bytes(process: psutil.Process) -> int:
+def _process_memory_bytes(process: psutil.Process, size: Literal["pss", "uss"]) -> int:
     try:
-        return int(process.memory_full_info().pss)
+        return int(getattr(process.memory_full_info(), size))
     except psutil.NoSuchProcess:
         return 0
     except (psutil.Error, AttributeError, OSError):

@@ -21,6 +21,7 @@ _PHASES = {
     Phase.FIRST_SAMPLE: "reading a first sample",
     Phase.COMPARE_SAMPLES: "comparing samples with and without workers",
     Phase.READ_AHEAD: "reading ahead into the page cache",
+    Phase.PROBE: "timing single costs",
     Phase.PREPARE: "restoring the model",
     Phase.WORKER_START: "starting workers",
     Phase.WARM_UP: "warming up",

@@ -1,4 +1,4 @@
-"""Batches: moving nested ones to the device, counting their samples."""
+"""Batches: moving nested ones to the device, counting their samples and bytes."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -51,6 +51,13 @@ def count_samples(batch: Any) -> int:
             "give the Workload a count_samples(batch) -> int"
         )
     return int(tensor.shape[0])
+
+
+def batch_bytes(batch: Any) -> int:
+    """Bytes of all tensors in a batch, nested ones included."""
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    return sum(map(batch_bytes, _parts(batch)))
 
 
 def first_tensor(batch: Any) -> torch.Tensor | None:

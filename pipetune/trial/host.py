@@ -9,7 +9,9 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import scipy.stats  # noqa: F401 - the loop needs it, and must not wait for its import
 
@@ -22,14 +24,19 @@ from pipetune.training.workload import Workload
 from pipetune.trial import device as devices
 from pipetune.trial.cache import evict, read_ahead
 from pipetune.trial.facts import facts_of, first_batch
+from pipetune.trial.feed import DataEndedError, Feed
 from pipetune.trial.guards import classify_error, classify_exit
 from pipetune.trial.loader import build_loader
 from pipetune.trial.loop import Loop, compute_only_rate
+from pipetune.trial.probes import one_batch_loader, only_batch, probe_loader, probe_step
 from pipetune.trial.protocol import (
     Event,
     FailedEvent,
+    LoaderProbeRequest,
     MeasuredEvent,
     PhaseEvent,
+    ProbedEvent,
+    ProbeRequest,
     ReadAheadEvent,
     ReadAheadRequest,
     ReadSamplesRequest,
@@ -37,19 +44,23 @@ from pipetune.trial.protocol import (
     RefusedEvent,
     SamplesEvent,
     SetUpRequest,
+    StepProbeRequest,
     Task,
     TrialRequest,
     decode_request,
     encode,
 )
+from pipetune.trial.randomness import seed_on_host, undisturbed
 from pipetune.trial.samples import serial_digests, worker_digests
 from pipetune.trial.session import Session, check_module
-from pipetune.trial.stream import DataEndedError, NonFiniteLossError, NoStepError, Stream
+from pipetune.trial.stream import NonFiniteLossError, NoStepError, Stream
 from pipetune.trial.target import build_workload
 from pipetune.trial.watch import MachineWatch
 
 COMPUTE_ONLY_S = 1.0
 """How long the step is timed on one batch that lies on the device."""
+SIGN_OF_LIFE_S = 1.0
+"""How often the parent is told that a phase goes on."""
 
 
 class Channel:
@@ -59,7 +70,7 @@ class Channel:
         self._descriptor = descriptor
         self.phase = Phase.START
         self.phase_seconds: dict[str, float] = {}
-        self._entered_s = time.monotonic()
+        self._entered_s = self._told_s = time.monotonic()
 
     def send(self, event: Event) -> None:
         """Write one event; small lines arrive whole."""
@@ -77,13 +88,24 @@ class Channel:
         self.send(PhaseEvent(phase=phase))
 
     def sign_of_life(self) -> None:
-        """Tell the parent that the present phase goes on."""
-        self.send(PhaseEvent(phase=self.phase))
+        """Tell the parent that the present phase goes on; about once a second, however often this is called."""
+        now = time.monotonic()
+        if now - self._told_s >= SIGN_OF_LIFE_S:
+            self._told_s = now
+            self.send(PhaseEvent(phase=self.phase))
 
     def begin_trial(self) -> None:
         """Start a new account."""
         self.phase_seconds.clear()
         self._entered_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptBatch:
+    """The batch, on the host, that a step was last probed on: other precisions of its size need no loader."""
+
+    batch_size: int
+    batch: Any
 
 
 class Host:
@@ -92,7 +114,8 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._session: Session | None = None
-        self._stream: Stream | None = None
+        self._feed: Feed | None = None
+        self._kept: _KeptBatch | None = None
         self._is_serial = False
 
     def serve(self, lines: Iterable[bytes]) -> None:
@@ -142,10 +165,11 @@ class Host:
 
     def _done(self, session: Session, request: Task, began: float) -> Event:
         if isinstance(request, TrialRequest):
-            measurement = self._measure(session, request, began)
-            assert self._stream is not None
-            return MeasuredEvent(measurement=measurement, samples=self._stream.samples)
-        self._stream = None
+            self._kept = None
+            return self._measure(session, request, began)
+        self._feed = None
+        if isinstance(request, ProbeRequest):
+            return self._probe(session, request, began)
         if isinstance(request, ReadAheadRequest):
             self._channel.enter(Phase.READ_AHEAD)
             return ReadAheadEvent(read_ahead=read_ahead(session.workload, request, self._channel.sign_of_life))
@@ -157,14 +181,46 @@ class Host:
             return serial_digests(workload, request.indices, request.limit_s, one_thread=request.one_thread)
         return worker_digests(workload, request.indices or (), request.limit_s)
 
-    def _measure(self, session: Session, request: TrialRequest, began: float) -> Measurement:
+    def _probe(self, session: Session, request: ProbeRequest, began: float) -> ProbedEvent:
+        self._channel.enter(Phase.PROBE)
+        with undisturbed():
+            seed_on_host(session.seed)
+            if isinstance(request, LoaderProbeRequest):
+                return self._probe_loader(session, request, began)
+            return self._probe_step(session, request, began)
+
+    def _probe_step(self, session: Session, request: StepProbeRequest, began: float) -> ProbedEvent:
+        size, samples = request.config.batch_size, 0
+        if self._kept is None or self._kept.batch_size != size:
+            self._kept = None
+            loader = one_batch_loader(session.workload, request.config, request.part)
+            self._feed = Feed(loader, self._channel.sign_of_life)
+            self._kept = _KeptBatch(batch_size=size, batch=only_batch(self._feed))
+            samples = size
+        batch, sign_of_life = self._kept.batch, self._channel.sign_of_life
+        probe = probe_step(session, request.config, batch, request.seconds, sign_of_life, began=began)
+        return ProbedEvent(probe=probe, samples=samples)
+
+    def _probe_loader(self, session: Session, request: LoaderProbeRequest, began: float) -> ProbedEvent:
+        config = request.config
+        if request.cold:
+            evict(session.workload.data_paths)
+        loader, _ = build_loader(session.workload, config, request.part)
+        self._feed = Feed(loader, self._channel.sign_of_life)
+        probe = probe_loader(self._feed, config, request.seconds, began=began)
+        if config.pin_memory:
+            devices.release_memory(session.device)
+        asked = 1 + probe.batches + config.num_workers * (config.prefetch_factor or 0)
+        return ProbedEvent(probe=probe, samples=asked * config.batch_size)
+
+    def _measure(self, session: Session, request: TrialRequest, began: float) -> MeasuredEvent:
         config, enter = request.config, self._channel.enter
         enter(Phase.PREPARE)
         training = session.begin(config)
         if request.cold:
             evict(session.workload.data_paths)
         loader, endless = build_loader(session.workload, config, request.part)
-        stream = self._stream = Stream(loader, training, self._channel.sign_of_life)
+        stream = self._feed = Stream(loader, training, self._channel.sign_of_life)
         watch = MachineWatch(session.device, cpus=usable_cpus().count)
         result = Loop(stream, endless, config, request.limits, enter=enter, watch=watch).measure()
         retries = watch.allocation_retries()
@@ -181,7 +237,7 @@ class Host:
         stream.last_batch = None
         session.rest()
         enter(Phase.CLOSE)
-        return Measurement(
+        measurement = Measurement(
             config=config,
             windows=result.windows,
             epoch_start=result.epoch_start,
@@ -199,11 +255,12 @@ class Host:
             seconds=time.monotonic() - began,
             phase_seconds=dict(self._channel.phase_seconds),
         )
+        return MeasuredEvent(measurement=measurement, samples=stream.samples)
 
     def _failure(self, config: TrialConfig, error: BaseException, began: float) -> TrialFailure:
         message = f"{type(error).__name__}: {error}"
         kind = classify_error(type(error).__name__, str(error))
-        code = self._stream.dead_worker_code() if self._stream is not None and not kind.is_memory else None
+        code = self._feed.dead_worker_code() if self._feed is not None and not kind.is_memory else None
         if code is not None:
             # torch meets a worker's death in many ways, a reset connection among them; only the code tells which.
             end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -21,10 +21,11 @@ from pipetune.core.throughput import (
     steady_rate,
 )
 from pipetune.trial.device import synchronize
+from pipetune.trial.feed import DataEndedError
 from pipetune.trial.loader import Endless
 from pipetune.trial.protocol import MeasureLimits
 from pipetune.trial.session import Training
-from pipetune.trial.stream import DataEndedError, Stream
+from pipetune.trial.stream import Stream
 
 MIN_OPTIMIZER_STEPS = 2
 """Optimizer steps before timing: the first allocates the optimizer's state and picks kernels."""
@@ -361,29 +362,40 @@ class Loop:
 
 
 def compute_only_rate(training: Training, batch: Any, samples: int, seconds: float) -> float:
-    """Samples/s of whole optimizer steps on one batch that lies on the device: the fastest of several stretches.
+    """Samples/s of whole optimizer steps on one batch that lies on the device.
 
     It serves as a ceiling, and what other programs take away in between is not the step's.
     """
-    weight = 1.0 if training.workload.loss_weight is not None else None
-    group = training.step.accumulation_steps
+    learn_steps(training, batch, 1)  # whatever the loader's last batch left unfinished
+    return samples / step_seconds(training, batch, seconds)
 
-    def timed(steps: int) -> float:
-        began = time.monotonic()
-        for _ in range(steps * group):
-            training.learn(batch, weight)
-        synchronize(training.device)
-        return time.monotonic() - began
 
-    timed(1)  # whatever the loader's last batch left unfinished
+def step_seconds(
+    training: Training, batch: Any, seconds: float, sign_of_life: Callable[[], None] = lambda: None
+) -> float:
+    """Seconds of one micro-batch in whole optimizer steps on it: in the fastest of several stretches.
+
+    Takes about `seconds`, or one optimizer step where that takes longer.
+    """
     deadline = time.monotonic() + seconds
     # Long enough that one synchronisation does not count; found by doubling, since one step may be an exception.
     steps = 1
-    while (fastest_s := timed(steps)) < seconds / COMPUTE_STRETCHES / 2:
+    while (fastest_s := learn_steps(training, batch, steps, sign_of_life)) < seconds / COMPUTE_STRETCHES / 2:
         steps *= 2
     while time.monotonic() < deadline:
-        fastest_s = min(fastest_s, timed(steps))
-    return steps * group * samples / fastest_s
+        fastest_s = min(fastest_s, learn_steps(training, batch, steps, sign_of_life))
+    return fastest_s / (steps * training.step.accumulation_steps)
+
+
+def learn_steps(training: Training, batch: Any, steps: int, sign_of_life: Callable[[], None] = lambda: None) -> float:
+    """Learn whole optimizer steps from one batch, and wait for the device; how many seconds that took."""
+    weight = 1.0 if training.workload.loss_weight is not None else None
+    began = time.monotonic()
+    for _ in range(steps * training.step.accumulation_steps):
+        training.learn(batch, weight)
+        sign_of_life()
+    synchronize(training.device)
+    return time.monotonic() - began
 
 
 def group_batches(config: TrialConfig, at_least: int) -> int:

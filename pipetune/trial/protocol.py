@@ -10,6 +10,7 @@ from pipetune.config import yaml
 from pipetune.core.cache import ReadAhead
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import Measurement, Phase, TrialFailure
+from pipetune.core.probes import Probe
 from pipetune.core.samples import SampleDigests
 from pipetune.core.space import TrialConfig
 from pipetune.core.study import WorkloadSpec
@@ -111,7 +112,29 @@ class ReadAheadRequest:
     kind: Literal["read_ahead"] = "read_ahead"
 
 
-Task = ReadSamplesRequest | ReadAheadRequest | TrialRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProbeRequest:
+    """Time the step alone, for about `seconds`, on a batch of the configuration's size, made of samples of `part`."""
+
+    config: TrialConfig
+    seconds: float
+    part: ReadPart | None = None
+    kind: Literal["step_probe"] = "step_probe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderProbeRequest:
+    """Take batches of samples of `part` for at least `seconds`, without training; `cold` as in a trial."""
+
+    config: TrialConfig
+    seconds: float
+    cold: bool
+    part: ReadPart | None = None
+    kind: Literal["loader_probe"] = "loader_probe"
+
+
+ProbeRequest = StepProbeRequest | LoaderProbeRequest
+Task = ReadSamplesRequest | ReadAheadRequest | ProbeRequest | TrialRequest
 """What a host is asked to do once it is set up."""
 Request = SetUpRequest | Task
 
@@ -149,6 +172,15 @@ class ReadAheadEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedEvent:
+    """The probe is done. `samples` of its part were read for it, at most."""
+
+    probe: Probe
+    samples: int
+    kind: Literal["probed"] = "probed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEvent:
     """The trial is done; GPU usage is still to be filled in by the parent. `samples` were read in all."""
 
@@ -174,7 +206,7 @@ class RefusedEvent:
     kind: Literal["refused"] = "refused"
 
 
-Answer = SamplesEvent | ReadAheadEvent | MeasuredEvent
+Answer = SamplesEvent | ReadAheadEvent | ProbedEvent | MeasuredEvent
 """What a host says to a task that it could do."""
 Event = PhaseEvent | ReadyEvent | Answer | FailedEvent | RefusedEvent
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from pipetune.core.cache import ReadAhead
 from pipetune.core.facts import Preparation, WorkloadFacts
 from pipetune.core.measurement import FailureKind, Phase, TrialFailure, TrialOutcome
+from pipetune.core.probes import LoaderProbe, Probe, StepProbe
 from pipetune.core.samples import SampleAgreement, SampleComparison, SampleDigests, compare
 from pipetune.core.space import TrialConfig
 from pipetune.core.study import CachePolicy, Isolation, WorkloadSpec
@@ -21,9 +22,12 @@ from pipetune.trial.process import HostDiedError, HostProcess
 from pipetune.trial.protocol import (
     Answer,
     FailedEvent,
+    LoaderProbeRequest,
     MeasuredEvent,
     MeasureLimits,
     PhaseEvent,
+    ProbedEvent,
+    ProbeRequest,
     ReadAheadEvent,
     ReadAheadRequest,
     ReadPart,
@@ -32,6 +36,7 @@ from pipetune.trial.protocol import (
     RefusedEvent,
     SamplesEvent,
     SetUpRequest,
+    StepProbeRequest,
     Task,
     TrialRequest,
 )
@@ -62,6 +67,14 @@ class TrialRunner(Protocol):
 
         `config` says how many workers do it, and in which batches.
         """
+        ...
+
+    def probe_step(self, config: TrialConfig, *, seconds: float) -> StepProbe | TrialFailure:
+        """Time the step alone for about `seconds`, on one batch; whole optimizer steps of this accumulation."""
+        ...
+
+    def probe_loader(self, config: TrialConfig, *, seconds: float) -> LoaderProbe | TrialFailure:
+        """Time the loader alone, without training, for at least `seconds` once it gives batches."""
         ...
 
     def run(
@@ -173,6 +186,27 @@ class HostRunner:
             raise _FailedTaskError(answer)
         assert isinstance(answer, ReadAheadEvent)
         return answer.read_ahead
+
+    def probe_step(self, config: TrialConfig, *, seconds: float) -> StepProbe | TrialFailure:
+        """Do it in the host that stays for the trials; what fails there is not tried again."""
+        probe = self._probed(StepProbeRequest(config=config, seconds=seconds, part=self._part()))
+        assert isinstance(probe, StepProbe | TrialFailure)
+        return probe
+
+    def probe_loader(self, config: TrialConfig, *, seconds: float) -> LoaderProbe | TrialFailure:
+        """Do it in the host that stays for the trials."""
+        request = LoaderProbeRequest(config=config, seconds=seconds, cold=self._is_cold, part=self._part())
+        probe = self._probed(request)
+        assert isinstance(probe, LoaderProbe | TrialFailure)
+        return probe
+
+    def _probed(self, request: ProbeRequest) -> Probe | TrialFailure:
+        answer = self._ask(request, serial=request.config.num_workers == 0)
+        if isinstance(answer, TrialFailure):
+            return answer
+        assert isinstance(answer, ProbedEvent)
+        self._samples_read += answer.samples
+        return answer.probe
 
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False

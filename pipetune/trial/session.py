@@ -27,7 +27,7 @@ class Session:
         self.optimizer = _optimizer_of(workload)
         self.steps_taken = 0
         self.optimizer.register_step_post_hook(self._count_step)
-        self._seed = seed
+        self.seed = seed
         self._modes = [module.training for module in self.model.modules()]
         state = self.model.state_dict()
         self._model_state = OrderedDict(put_aside(state))
@@ -38,7 +38,7 @@ class Session:
     def begin(self, config: TrialConfig) -> "Training":
         """Restore weights, optimizer and random state, move to the device, release what others left."""
         self.rest()
-        seed_everything(self._seed)
+        seed_everything(self.seed)
         self.model.load_state_dict(self._model_state)
         self.model.to(self.device)
         for module, mode in zip(self.model.modules(), self._modes, strict=False):

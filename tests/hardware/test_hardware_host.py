@@ -13,6 +13,7 @@ from pipetune.hardware.host import (
     cpu_amps,
     cpu_model,
     memory_limit_bytes,
+    own_memory_bytes,
     shared_memory_bytes,
     tree_memory_bytes,
     usable_cpus,
@@ -302,12 +303,20 @@ def test_pages_shared_by_a_fork_count_once():
         assert 64 * MIB < tree_memory_bytes(pid) < 128 * MIB
 
 
+@pytest.mark.parametrize(("hold_before_fork", "is_own"), [(False, True), (True, False)])
+def test_what_a_fork_shares_is_not_its_own(hold_before_fork, is_own):
+    with family(hold_before_fork=hold_before_fork) as pid:
+        (child,) = psutil.Process(pid).children()
+        assert (64 * MIB < own_memory_bytes(child.pid) < 128 * MIB) == is_own
+
+
 def test_memory_falls_back_to_resident_size(monkeypatch):
     def refuse(_self):
         raise psutil.AccessDenied
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
     assert tree_memory_bytes(os.getpid()) >= MIB
+    assert own_memory_bytes(os.getpid()) >= MIB
 
 
 def test_processes_that_vanish_are_tolerated(monkeypatch):
@@ -315,5 +324,6 @@ def test_processes_that_vanish_are_tolerated(monkeypatch):
     ghost = psutil.Process(gone.pid)
     gone.wait()
     assert tree_memory_bytes(gone.pid) is None
+    assert own_memory_bytes(gone.pid) is None
     monkeypatch.setattr(psutil.Process, "children", lambda _self, recursive: [ghost] if recursive else [])
     assert tree_memory_bytes(os.getpid()) > 0

@@ -8,6 +8,7 @@ workers); `failing`, one that does not.
 import pytest
 
 from pipetune.core.measurement import Measurement, TrialFailure
+from pipetune.core.probes import LoaderProbe, StepProbe
 from pipetune.core.space import Amp
 
 
@@ -34,6 +35,27 @@ class RunnerContract:
     def test_it_prepares_before_any_trial(self, runner, facts, working):
         found = runner.prepare(working[1], dataset_samples=facts.dataset_samples, compare_s=0.2, read_ahead_s=0.4)
         assert found.failure is None
+
+    def test_the_step_is_probed(self, runner, facts, working):
+        for config in working:
+            probe = runner.probe_step(config, seconds=0.1)
+            assert isinstance(probe, StepProbe)
+            assert probe.config == config
+            assert probe.batch_s > 0
+            assert probe.batch_bytes > 0
+            on_gpu = (probe.copy_s, probe.pinned_copy_s, probe.peak_gpu_memory_bytes)
+            assert all((figure is not None) == facts.has_accelerator for figure in on_gpu)
+
+    def test_the_loader_is_probed(self, runner, working):
+        for config in working:
+            probe = runner.probe_loader(config, seconds=0.1)
+            assert isinstance(probe, LoaderProbe)
+            assert probe.config == config
+            assert probe.batch_s > 0
+            assert probe.first_batch_s >= 0
+            assert probe.work_share is None or 0 <= probe.work_share <= 1
+            assert (probe.spread is None) == (config.num_workers > 0)
+            assert probe.worker_memory_bytes is None or config.num_workers > 0
 
     def test_what_works_is_measured(self, measured, working):
         assert all(isinstance(outcome, Measurement) for outcome in measured)

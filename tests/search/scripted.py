@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from builders import facts, usage
 
 from pipetune.core.facts import Preparation, WorkloadFacts
 from pipetune.core.measurement import FailureKind, GpuUsage, Measurement, Phase, TrialFailure, TrialOutcome
+from pipetune.core.probes import LoaderProbe, StepProbe
 from pipetune.core.space import Amp, TrialConfig
 from pipetune.core.throughput import EpochStart, Window
 from pipetune.errors import InterruptedStudyError, WorkloadError
@@ -23,6 +24,7 @@ MESSAGES = {
     FailureKind.INVALID_DATA: "a batch that is no tensor",
     FailureKind.NON_FINITE: "the loss is nan",
 }
+SAMPLE_BYTES = 2**12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class ScriptedRunner:
     `scale` changes the rate of single calls; `fails` decides which calls fail, and how. `gpu` gives the mean
     utilisation, None where NVML gives none; `waits` the percentage of time that waits for data,
     and `works` the share of that which is work.
+    Probes, which `fails` decides on too, see the parts of the same truth: what waits is loading, the rest is the step.
     `interrupts` are the indices of calls that a signal breaks into; `closed_after` counts the calls before each close.
     """
 
@@ -88,6 +91,7 @@ class ScriptedRunner:
     preparation: Preparation = field(default_factory=Preparation)
     seed: int = 0
     prepared_with: list[TrialConfig] = field(default_factory=list)
+    probed: list[TrialConfig] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     closed_after: list[int] = field(default_factory=list)
 
@@ -108,6 +112,45 @@ class ScriptedRunner:
         assert read_ahead_s > 0
         self.prepared_with.append(config)
         return self.preparation
+
+    def probe_step(self, config: TrialConfig, *, seconds: float) -> StepProbe | TrialFailure:
+        assert seconds > 0
+        failure = self._probe_failure(config)
+        has_gpu = self.facts.has_accelerator
+        return failure or StepProbe(
+            config=config,
+            batch_s=(1 - self.waits(config) / 100) * config.batch_size / self.rate(config),
+            copy_s=config.batch_size * 2e-6 if has_gpu else None,
+            pinned_copy_s=config.batch_size * 1e-6 if has_gpu else None,
+            peak_gpu_memory_bytes=config.batch_size * 2**20 if has_gpu else None,
+            batch_bytes=config.batch_size * SAMPLE_BYTES,
+            seconds=seconds,
+        )
+
+    def probe_loader(self, config: TrialConfig, *, seconds: float) -> LoaderProbe | TrialFailure:
+        """With workers the loader is taken for just as fast as the whole, which it cannot fall behind."""
+        assert seconds > 0
+        failure = self._probe_failure(config)
+        interval_s = config.batch_size / self.rate(config)
+        batch_s = interval_s if config.num_workers else interval_s * self.waits(config) / 100
+        return failure or LoaderProbe(
+            config=config,
+            first_batch_s=batch_s * max(1, config.num_workers) + 0.05 * config.num_workers,
+            batch_s=batch_s,
+            receive_s=0.0,
+            work_share=1.0 if self.works is None else self.works,
+            spread=None if config.num_workers else 0.0,
+            batches=max(2, 2 * config.num_workers),
+            batch_bytes=config.batch_size * SAMPLE_BYTES,
+            worker_memory_bytes=2**28 if config.num_workers else None,
+            seconds=seconds,
+        )
+
+    def _probe_failure(self, config: TrialConfig) -> TrialFailure | None:
+        self.probed.append(config)
+        call = Call(index=len(self.calls), seen=0, config=config, fresh=False, compute_only=False)
+        kind = self.fails(call)
+        return None if kind is None else replace(self._failure(call, kind), phase=Phase.PROBE)
 
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False

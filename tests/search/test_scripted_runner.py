@@ -3,7 +3,7 @@ from builders import facts, trial_config
 from runner_contract import RunnerContract
 from scripted import ScriptedRunner, fails_with, gpu_holds, loader_bound
 
-from pipetune.core.measurement import FailureKind
+from pipetune.core.measurement import FailureKind, Phase, TrialFailure
 from pipetune.trial.protocol import MeasureLimits
 
 
@@ -42,3 +42,20 @@ def test_noise_is_inside_the_interval_and_repeatable():
     one, other = (ScriptedRunner(seed=7).run(trial_config(), MeasureLimits()).steady() for _ in range(2))
     assert one == other
     assert one.low < one.value < one.high
+
+
+def test_probes_are_parts_of_what_is_measured():
+    scripted = ScriptedRunner(rate=lambda config: 100.0 * config.batch_size, waits=lambda _: 20.0)
+    step, loader = (
+        scripted.probe_step(trial_config(0), seconds=1.0),
+        scripted.probe_loader(trial_config(0), seconds=1.0),
+    )
+    assert (step.batch_s, loader.batch_s) == pytest.approx((0.008, 0.002))
+    assert scripted.calls == []
+
+
+def test_probes_fail_where_trials_do():
+    scripted = ScriptedRunner(facts=facts(gpu=True), fails=gpu_holds(64))
+    outcome = scripted.probe_step(trial_config(batch_size=128), seconds=1.0)
+    assert isinstance(outcome, TrialFailure)
+    assert (outcome.kind, outcome.phase) == (FailureKind.GPU_OUT_OF_MEMORY, Phase.PROBE)

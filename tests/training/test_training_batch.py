@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from pipetune.errors import WorkloadError
-from pipetune.training.batch import count_samples, to_device
+from pipetune.training.batch import batch_bytes, count_samples, to_device
 
 # A device that holds no data: whatever arrives there was really moved.
 META = torch.device("meta")
@@ -169,3 +169,21 @@ def test_where_samples_cannot_be_told_the_remedy_is(batch):
         f"a batch of type {type(batch).__name__} holds no tensor with a batch dimension; "
         "give the Workload a count_samples(batch) -> int"
     )
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(4, 8), 128),
+        ({"ids": torch.zeros(4, dtype=torch.int64), "names": ["a"] * 4}, 32),
+        ((torch.zeros(4, 8), [torch.zeros(4, dtype=torch.uint8), {"mask": torch.zeros(4, 2, dtype=torch.bool)}]), 140),
+        (Pair(torch.zeros(2), torch.zeros(2)), 16),
+        (Example(torch.zeros(4, 3, dtype=torch.float64)), 96),
+        (UserDict(ids=torch.zeros(3)), 12),
+        (torch.zeros(64, 8)[:4], 128),
+        ("text", 0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_bytes_of_a_batch_are_those_of_all_its_tensors(batch, expected):
+    assert batch_bytes(batch) == expected

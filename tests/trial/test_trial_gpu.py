@@ -4,6 +4,7 @@ import pytest
 from trial_kit import config, hosts, lines
 
 from pipetune.core.measurement import FailureKind, Measurement, Phase, TrialFailure
+from pipetune.core.probes import LoaderProbe, StepProbe
 from pipetune.core.space import Amp
 from pipetune.trial.protocol import MeasureLimits
 from pipetune.trial.runner import TrialTimeouts
@@ -119,6 +120,43 @@ def test_each_trial_has_a_peak_of_its_own(runner):
     large = sound(runner.run(config(0, batch_size=2048), SHORT)).peak_gpu_memory_bytes
     small = sound(runner.run(config(0, batch_size=8), SHORT)).peak_gpu_memory_bytes
     assert small < large
+
+
+def probed(outcome):
+    assert isinstance(outcome, StepProbe | LoaderProbe), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_probe_tells_memory_and_copies_by_size(runner, workers):
+    small, large = (probed(runner.probe_step(config(workers, batch_size=size), seconds=0.3)) for size in (32, 2048))
+    assert large.batch_bytes == 64 * small.batch_bytes == 2048 * (2048 * 4 + 8)
+    # The batch and two layers of 4096 units are there for each sample.
+    assert large.peak_gpu_memory_bytes - small.peak_gpu_memory_bytes > large.batch_bytes
+    assert large.batch_s > small.batch_s > 0
+    # 16 MiB at no more than 100 GB/s, whatever the bus; pinned memory needs no second copy.
+    assert large.copy_s > large.pinned_copy_s > large.batch_bytes / 100e9
+    assert small.copy_s > 0
+    assert small.pinned_copy_s > 0
+
+
+def test_a_step_probe_has_a_peak_of_its_own(runner):
+    large, small = (probed(runner.probe_step(config(0, batch_size=size), seconds=0.1)) for size in (2048, 32))
+    assert small.peak_gpu_memory_bytes < large.peak_gpu_memory_bytes
+
+
+def test_pinning_is_work_of_the_main_process(runner):
+    plain, pinned = (
+        probed(runner.probe_loader(config(2, batch_size=512, pin_memory=pin), seconds=1.0)) for pin in (False, True)
+    )
+    assert pinned.receive_s > plain.receive_s > 0
+
+
+def test_a_step_that_does_not_fit_is_a_failed_probe_and_the_next_one_is_sound(runner):
+    outcome = runner.probe_step(config(2, batch_size=256), seconds=0.1)
+    assert isinstance(outcome, TrialFailure)
+    assert (outcome.kind, outcome.phase) == (FailureKind.GPU_OUT_OF_MEMORY, Phase.PROBE)
+    probed(runner.probe_step(config(2, batch_size=128), seconds=0.1))
 
 
 @pytest.mark.parametrize("amp", [Amp.FP16, Amp.BF16])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from pipetune.trial.loop import compute_only_rate
+from pipetune.trial.loop import compute_only_rate, step_seconds
 
 
 class Schooled:
@@ -36,3 +36,16 @@ def test_one_quick_step_does_not_make_the_probe_endless():
     began = time.monotonic()
     compute_only_rate(Schooled(itertools.chain([0.0, 0.0], usual)), None, samples=1, seconds=0.1)
     assert time.monotonic() - began < 0.5
+
+
+def test_a_step_slower_than_the_time_for_it_is_timed_once():
+    training, signs = Schooled([0.02, 0.03], accumulation_steps=2), []
+    assert 0.025 < step_seconds(training, None, 0.0, lambda: signs.append(None)) < 0.05
+    assert training.batches == len(signs) == 2
+
+
+def test_stretches_end_with_the_time_for_them():
+    began = time.monotonic()
+    seconds = step_seconds(Schooled(itertools.repeat(0.01)), None, 0.2)
+    assert 0.01 < seconds < 0.013
+    assert 0.2 < time.monotonic() - began < 0.5

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from builders import facts, failure, measurement, trial_config
@@ -7,13 +8,16 @@ from hypothesis import strategies as st
 
 from pipetune.core.cache import ReadAhead, ReadAheadEnd
 from pipetune.core.measurement import Phase
+from pipetune.core.probes import LoaderProbe, StepProbe
 from pipetune.core.samples import SampleDigests
 from pipetune.core.study import WorkloadSpec
 from pipetune.trial.protocol import (
     FailedEvent,
+    LoaderProbeRequest,
     MeasuredEvent,
     MeasureLimits,
     PhaseEvent,
+    ProbedEvent,
     ReadAheadEvent,
     ReadAheadRequest,
     ReadPart,
@@ -22,6 +26,7 @@ from pipetune.trial.protocol import (
     RefusedEvent,
     SamplesEvent,
     SetUpRequest,
+    StepProbeRequest,
     TrialRequest,
     decode_event,
     decode_request,
@@ -41,13 +46,40 @@ REQUESTS = [
         part=ReadPart(first=3, count=None, seed=1),
     ),
     ReadSamplesRequest(config=trial_config(2), indices=(0, 5), limit_s=2.0, one_thread=True),
+    StepProbeRequest(config=trial_config(2), seconds=0.5, part=ReadPart(first=0, count=9, seed=1)),
+    LoaderProbeRequest(config=trial_config(0), seconds=1.5, cold=True),
     ReadAheadRequest(config=trial_config(2), dataset_samples=None, seed=0, seconds=9.5, memory_bytes=2**40),
 ]
+STEP_PROBE = StepProbe(
+    config=trial_config(0),
+    batch_s=1e-3,
+    copy_s=None,
+    pinned_copy_s=None,
+    peak_gpu_memory_bytes=None,
+    batch_bytes=2**30,
+    seconds=1.0,
+)
+LOADER_PROBE = LoaderProbe(
+    config=trial_config(2),
+    first_batch_s=0.3,
+    batch_s=0.1,
+    receive_s=1e-4,
+    work_share=None,
+    spread=None,
+    batches=5,
+    batch_bytes=2**20,
+    worker_memory_bytes=2**28,
+    seconds=1.2,
+)
 EVENTS = [
     PhaseEvent(phase=Phase.WARM_UP),
     ReadyEvent(facts=facts()),
     MeasuredEvent(measurement=measurement(), samples=1024),
     MeasuredEvent(measurement=measurement(compute_only_samples_per_sec=math.inf), samples=0),
+    ProbedEvent(probe=STEP_PROBE, samples=64),
+    ProbedEvent(probe=replace(STEP_PROBE, copy_s=2e-3, pinned_copy_s=1e-3, peak_gpu_memory_bytes=2**35), samples=0),
+    ProbedEvent(probe=LOADER_PROBE, samples=512),
+    ProbedEvent(probe=replace(LOADER_PROBE, work_share=1.0, spread=0.2, worker_memory_bytes=None), samples=512),
     SamplesEvent(digests=SampleDigests(asked=3, indices=(0, 7), digests=("a", None))),
     ReadAheadEvent(read_ahead=ReadAhead(samples=9, read_bytes=2**40, seconds=1.5, end=ReadAheadEnd.MEMORY)),
     FailedEvent(failure=failure(message="line 1\nline 2 é")),
