@@ -15,7 +15,7 @@ from pipetune.core.study import StudyConfig
 from pipetune.core.throughput import TrainingPlan
 from pipetune.hardware.environment import profile, versions
 from pipetune.search.prepare import READ_AHEAD_S, READ_AHEAD_SHARE
-from pipetune.search.terms import measure_limits, resolved_space, training_plan
+from pipetune.search.terms import measure_limits, resolved_space
 from pipetune.trial.protocol import MeasureLimits
 from pipetune.trial.runner import HostRunner, TrialRunner
 
@@ -100,8 +100,13 @@ SETTINGS = {
 }
 
 
-def asked(workload: str, device: str, *, budget_s: float = BUDGET_S, seed: int = 0) -> StudyConfig:
-    """The study of a workload as its config would say it, with all else left to pipetune."""
+def asked(
+    workload: str, device: str, *, budget_s: float = BUDGET_S, seed: int = 0, most_workers: int | None = None
+) -> StudyConfig:
+    """The study of a workload as its config would say it, with all else left to pipetune.
+
+    Up to `most_workers` are searched; None leaves that to pipetune too.
+    """
     setting = SETTINGS[device][workload]
     return read_config(
         {
@@ -112,10 +117,19 @@ def asked(workload: str, device: str, *, budget_s: float = BUDGET_S, seed: int =
                 "epochs": EPOCHS,
                 "epoch_samples": setting.epoch_samples,
             },
+            "search": {"num_workers": "auto" if most_workers is None else {"min": 0, "max": most_workers}},
             "budget": {"time": budget_s},
             "device": device,
             "seed": seed,
         }
+    )
+
+
+def plan_of(config: StudyConfig) -> TrainingPlan:
+    """The planned run of such a study, which says how long its epochs are."""
+    assert config.epoch_samples is not None
+    return TrainingPlan(
+        effective_batch_size=config.effective_batch_size, epochs=config.epochs, epoch_samples=config.epoch_samples
     )
 
 
@@ -157,7 +171,7 @@ class Ground:
     def found(cls, config: StudyConfig, runner: TrialRunner) -> "Ground":
         """Start the runner's host and look. Raises WorkloadError where the workload cannot be built."""
         hardware, facts = profile(), runner.describe()
-        plan = training_plan(config, facts)
+        plan = plan_of(config)
         return cls(
             config=config,
             hardware=hardware,

@@ -24,7 +24,10 @@ UNKNOWN_NOISE_SD = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a trial that ran says: samples/s over the planned run and inside an epoch, and where the time went."""
+    """What a trial that ran says: samples/s over the planned run and inside an epoch, and where the time went.
+
+    `interference` is what disturbed it from outside, in words.
+    """
 
     effective: Estimate
     steady: Estimate
@@ -32,6 +35,7 @@ class Figures:
     data_wait_percent: float
     data_work_share: float | None
     epoch_start: EpochStart
+    interference: tuple[str, ...]
 
     @classmethod
     def of(cls, trial: Measurement, plan: TrainingPlan) -> "Figures":
@@ -42,6 +46,7 @@ class Figures:
             data_wait_percent=trial.data_wait_percent(),
             data_work_share=trial.data_work_share(),
             epoch_start=trial.epoch_start,
+            interference=trial.interference,
         )
 
 
@@ -74,11 +79,15 @@ class RecordedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A grid of one workload on one machine. `trials` are in the order in which they were made, repeats too."""
+    """A grid of one workload on one machine. `trials` are in the order in which they were made, repeats too.
+
+    `busy_cpus` is how many CPUs' worth of work other programs did before the first.
+    """
 
     schema_version: int = SCHEMA_VERSION
     date: str
     machine: Mapping[str, str | int | None]
+    busy_cpus: float
     workload: str
     options: Mapping[str, Any]
     device: str
