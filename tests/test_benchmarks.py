@@ -121,8 +121,18 @@ def test_a_recording_ends_in_time(ground):
     begun = grids.begun(found, grids.reduced(found, workers=[0, 1], batches=[64]))
     recording = grids.Recorder(recording=begun, runner=scripted(), seconds=-1).record(12)
     assert recording.trials == ()
+
+
+def test_a_grid_fits_the_machine_and_stays_small(ground):
+    import grids
+
+    found = ground.Ground.found(ground.asked("images", "cpu"), scripted())
+    assert grids.worker_counts(2) == (0, 1, 2, 4, 8, 16)
+    assert grids.worker_counts(16) == (0, 4, 8, 15)
     with pytest.raises(ValueError, match="the grid has 72 points, more than 36"):
         grids.reduced(found, workers=range(12))
+    with pytest.raises(ValueError, match=r"batches of \[10\] are none of"):
+        grids.reduced(found, batches=[10, 64])
 
 
 class PlainMachine:

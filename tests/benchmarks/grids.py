@@ -3,10 +3,11 @@
 Run: PYTHONPATH=.:tests:tests/search python tests/benchmarks/grids.py --workload images [--device cpu|cuda] --out FILE
      [--repeats 12] [--workers N ...] [--batch-sizes N ...] [--seconds N] [--seed 0]
 
-The grid: no workers, about half as many as there are CPUs, all of them and more, far more where CPUs are few; the whole
-effective batch, a quarter and a sixteenth of it; fp32 and bf16; 2 batches prefetched, pinned on a GPU, workers kept. It
-has at most 36 points. Trials are those of a study of four minutes, without races: in a warm host, from a warm page
-cache, in random order. A second trial of some points tells the noise. Failures are recorded by their kind.
+The grid: no workers, a quarter of the CPUs, half of them and all but one, or where CPUs are few 1, all of them and up
+to 8 times as many; the whole effective batch, a quarter and a sixteenth of it; fp32 and bf16; 2 batches prefetched,
+pinned on a GPU, workers kept. It has at most 36 points. Trials are those of a study of four minutes, without races: in
+a warm host, from a warm page cache, in random order. A second trial of some points tells the noise. Failures are
+recorded by their kind.
 
 The file is written after each trial: what was measured is kept whatever ends the command, but search.py and live.py
 take whole grids only. It goes to studies/search/grids/NAME.json, where search.py finds it under that name.
@@ -16,7 +17,6 @@ import argparse
 import contextlib
 import math
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import recorded
-from ground import SETTINGS, Ground, asked, runner_of
+from ground import SETTINGS, Ground, asked, end_on_sigterm, runner_of
 from recorded import RecordedTrial, Recording
 
 from pipetune.api import LOAD_CHECK_S
@@ -44,10 +44,10 @@ PRECISIONS = 2
 
 
 def worker_counts(cpus: int) -> tuple[int, ...]:
-    """From none to more than there are CPUs; where those are few, to as many as a loader that waits could use."""
+    """Up to what is usual; where CPUs are few, up to what a loader that waits could use."""
     if cpus <= FEW_CPUS:
         return tuple(sorted({0, 1, cpus, 2 * cpus, 4 * cpus, 8 * cpus}))
-    return (0, cpus // 4, cpus // 2, cpus - 1, 3 * cpus // 2)
+    return (0, cpus // 4, cpus // 2, cpus - 1)
 
 
 def batch_sizes(space: SearchSpace) -> tuple[int, ...]:
@@ -57,7 +57,10 @@ def batch_sizes(space: SearchSpace) -> tuple[int, ...]:
 
 
 def reduced(ground: Ground, workers: Sequence[int] | None = None, batches: Sequence[int] | None = None) -> SearchSpace:
-    """The grid; `workers` and `batches` replace what is chosen. Raises ValueError where it gets too large."""
+    """The grid; `workers` and `batches` replace what is chosen. Raises ValueError for what is no grid."""
+    unknown = set(batches or ()) - set(ground.space.batch_size)
+    if unknown:
+        raise ValueError(f"batches of {sorted(unknown)} are none of {ground.space.batch_size}")
     space = replace(
         ground.space,
         num_workers=tuple(sorted(workers or worker_counts(ground.hardware.cpus_usable))),
@@ -175,12 +178,13 @@ def main() -> int:
         say(f"other programs keep {busy:.1f} CPUs busy: what is recorded now is a machine beside them")
     began = time.monotonic()
     config = asked(given.workload, given.device, seed=given.seed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     with TemporaryDirectory() as logs, contextlib.closing(runner_of(config, Path(logs))) as runner:
         try:
             ground = Ground.found(config, runner)
             space = reduced(ground, given.workers, given.batch_sizes)
             ground.read_ahead(runner)
+            say(f"set up in {time.monotonic() - began:.0f} s; {len(space)} points, then {given.repeats} of them again")
             Recorder(
                 recording=begun(ground, space, busy),
                 runner=runner,
@@ -188,8 +192,10 @@ def main() -> int:
                 began=began,
                 seconds=given.seconds,
             ).record(given.repeats)
+        except ValueError as error:
+            parser.error(str(error))
         except KeyboardInterrupt:
-            say(f"interrupted; {given.out} has what was measured")
+            say(f"interrupted; what was measured is in {given.out}" if given.out.is_file() else "interrupted")
             return 130
     return 0
 

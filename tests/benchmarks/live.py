@@ -4,7 +4,7 @@ Run: PYTHONPATH=.:tests:tests/search python tests/benchmarks/live.py --workload 
      [--budget-seconds 240] [--grid FILE] [--repeats 3] [--seed 0] [--out FILE.txt]
 
 Three contestants measure with the same trials, for the same planned run of 3 epochs, in the same space: what a study
-would search, but up to as many workers as the grid has:
+would search, with as many workers as the CPUs or the grid's, whichever are more:
 
 - study: what `pipetune tune` does with that budget, certification included;
 - TPE: Optuna's default sampler, the baseline first, each trial as a study would make it but never ended early, for that
@@ -13,7 +13,7 @@ would search, but up to as many workers as the grid has:
 
 Their winners and the baseline (torch's defaults) are then timed by a plain training loop that shares no code with
 pipetune (plain.py): in mid-epoch, and over the planned run itself. One process for each repeat times all of them in
-random order. Where the run would take longer than 45 seconds its epochs are shortened, and the line says so.
+random order. Where the run would take longer than 30 seconds its epochs are shortened, and the line says so.
 
 `first tried` is when the trial that made the final winner known had ended, counted from the contestant's start; `claim`
 is its own figure for the planned run, `off` by how much the claim is above what the plain loop says, and `share` that
@@ -24,7 +24,6 @@ goes on from there: on a machine that ends commands early, repeat it until it pr
 import argparse
 import contextlib
 import random
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from typing import Any
 
 from contestants import Claim, by_grid, by_study, by_tpe, read_grid, recorded_now
 from grids import say, worker_counts
-from ground import BUDGET_S, SETTINGS, asked, machine_lines, plain_process, plan_of, runner_of
+from ground import BUDGET_S, SETTINGS, asked, end_on_sigterm, machine_lines, plain_process, plan_of, runner_of
 from plain import EPOCHS, PlainProcess, PlainRates, spread_percent
 from pydantic import TypeAdapter
 from recorded import Recording
@@ -49,7 +48,7 @@ from pipetune.hardware.environment import profile
 from pipetune.trial.runner import TrialRunner
 
 STEADY_S = 2.0
-LONGEST_S = 45.0
+LONGEST_S = 30.0
 """Of the planned run in the plain loop."""
 LEAST_STEPS = 2
 
@@ -225,7 +224,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.workload not in SETTINGS[given.device]:
         parser.error(f"on {given.device} there is no setting for {given.workload}")
-    most_workers = worker_counts(profile().cpus_usable)[-1]
+    cpus = profile().cpus_usable
+    most_workers = max(cpus, worker_counts(cpus)[-1])
     config = asked(
         given.workload, given.device, budget_s=given.budget_seconds, seed=given.seed, most_workers=most_workers
     )
@@ -243,11 +243,12 @@ def main() -> int:
         contest = known(memory, terms)
     except ValueError as error:
         parser.error(str(error))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_sigterm()
     try:
         Course(contest=contest, config=config, grid=grid, keep=keeper(memory)).run(given.repeats)
     except (KeyboardInterrupt, InterruptedStudyError):
-        say("interrupted" + (f"; the same command goes on with what {memory} has" if memory else ""))
+        is_kept = memory is not None and memory.is_file()
+        say("interrupted" + (f"; the same command goes on with what is in {memory}" if is_kept else ""))
         return 130
     plan = plan_of(config)
     text = "\n".join([*header(contest, config), *table(contest, plan), *details(contest)])

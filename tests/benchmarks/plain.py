@@ -237,6 +237,7 @@ class PlainProcess:
 
     def _answer(self) -> Any:
         watch = threading.Timer(TIMEOUT_S, self._process.kill)
+        watch.daemon = True  # a signal may come before it is cancelled, and nobody is to wait for it then
         watch.start()
         try:
             assert self._process.stdout is not None
