@@ -5,13 +5,9 @@ Run: python tests/benchmarks/fidelity.py [--workloads images tokens] [--configs 
 
 Random points of each built-in workload's search space on this machine. A repeat of a point is one trial (in a warm
 host, as a study runs it) and each plain loop once, in random order. Each repeat has a host and plain processes of
-its own, since processes differ; a plain process is this file again with --plain: it shares no code with pipetune but
-the workload's own dataset, model, loss and optimizer. It times
-
-- steady: in mid-epoch, after all batches that were prefetched at the start, in whole optimizer steps; kernels are
-  chosen before the loader is made, or the first steps would let it fill a queue that flatters what follows;
-- effective: 3 epochs of `epoch_samples`, from before the first iter() to the end of the last. The trial's effective
-  rate is reckoned for the same 3 epochs. How many samples they have follows from the time that a step was foretold.
+its own, since processes differ; plain.py says what the plain loop is and what it times: the rate in mid-epoch and that
+of 3 whole epochs. The trial's effective rate is reckoned for the same 3 epochs; how many samples they have follows from
+the time that a step was foretold.
 
 Error is the median over the repeats of the trial against the plain loops of the same repeat, since machines drift;
 spread is half the range of all plain rates over their median; a point is within where |error| is at most 2 % or the
@@ -20,266 +16,35 @@ shows what this machine's noise does to a comparison without any error. Where co
 workload a command.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
-import gc
-import importlib
-import json
 import os
 import random
-import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
-if TYPE_CHECKING:  # the plain process must not load what it is compared with
-    from collections.abc import Callable, Iterator
+from ground import SETTINGS, Ground, Setting, asked, machine_lines, plain_process, runner_of
+from plain import EPOCHS, LEAST_STEPS, WARM_UP_S, PlainProcess, spread_percent
 
-    from pipetune.core.space import SearchSpace, TrialConfig
-    from pipetune.core.study import WorkloadSpec
-    from pipetune.trial.runner import HostRunner
+from pipetune.core.measurement import TrialFailure
+from pipetune.core.space import SearchSpace, TrialConfig
+from pipetune.core.study import StudyConfig
+from pipetune.core.throughput import TrainingPlan
+from pipetune.trial.protocol import MeasureLimits
+from pipetune.trial.runner import HostRunner
 
-EPOCHS = 3
 TOLERANCE_PERCENT = 2.0
-WARM_UP_S = 1.0
-WARM_UP_STEPS = 2
 MOST_S = 8.0
 """Windows of a trial that does not settle; all else is as in a study of four minutes."""
-LEAST_STEPS = 3
-"""Optimizer steps of the steady stretch, at least."""
 LEAST_EPOCH_STEPS = 2
-LEAST_BURSTS = 4
-"""Workers finish together, so batches come in bursts of num_workers: a stretch holds several of them."""
-ENDLESS = 2**40
 DRAWS = 500
-PLAIN_TIMEOUT_S = 240
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How large a workload is on one kind of device; slower optimizer steps than `step_limit_s` are not measured."""
-
-    options: dict[str, Any]
-    effective_batch_size: int
-    step_limit_s: float
-
-
-SETTINGS = {
-    "cpu": {
-        "images": Setting(
-            options={
-                "images": 300,
-                "image_size": [320, 240],
-                "virtual_length": 20_000,
-                "crop": 64,
-                "depth": 10,
-                "width": 8,
-                "classes": 10,
-            },
-            effective_batch_size=64,
-            step_limit_s=0.4,
-        ),
-        "tokens": Setting(
-            options={
-                "tokens": 1_000_000,
-                "virtual_length": 100_000,
-                "block_size": 64,
-                "preset": "nano",
-                "vocabulary": 512,
-            },
-            effective_batch_size=64,
-            step_limit_s=0.4,
-        ),
-        "memory_images": Setting(
-            options={"images": 5000, "depth": 10, "width": 8}, effective_batch_size=128, step_limit_s=0.4
-        ),
-        "tabular": Setting(
-            options={"rows": 200_000, "width": 64, "layers": 2}, effective_batch_size=1024, step_limit_s=0.4
-        ),
-        "synthetic": Setting(
-            options={"length": 20_000, "cpu_ms": 0.2, "wait_ms": 1, "wait_ms_max": 4},
-            effective_batch_size=64,
-            step_limit_s=0.4,
-        ),
-    },
-    "cuda": {
-        "images": Setting(
-            options={"images": 1000, "virtual_length": 200_000, "crop": 224, "depth": 50, "classes": 1000},
-            effective_batch_size=256,
-            step_limit_s=0.8,
-        ),
-        "tokens": Setting(options={"virtual_length": 100_000}, effective_batch_size=64, step_limit_s=0.8),
-    },
-}
-
-
-# The plain side: nothing of pipetune's is used below but the workload's build function.
-
-
-class PlainLoop:
-    """Training as people write it."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        import torch
-
-        torch.manual_seed(job["seed"])
-        self.torch = torch
-        self.workload = importlib.import_module(f"pipetune.workloads.{job['workload']}").build(**job["options"])
-        self.device = torch.device(job["device"])
-        self.model = self.workload.model.to(self.device).train()
-        self.optimizer = self.workload.optimizer(self.model)
-
-    def configure(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.accumulation = config["accumulation_steps"]
-        self.effective = config["batch_size"] * self.accumulation
-        self.dtype = {"fp32": None, "bf16": self.torch.bfloat16, "fp16": self.torch.float16}[config["amp"]]
-        self.scaler = self.torch.amp.GradScaler(self.device.type, enabled=config["amp"] == "fp16")
-
-    def loader(self, samples: int) -> Any:
-        data = self.torch.utils.data
-        with_workers = {}
-        if self.config["num_workers"] > 0:
-            with_workers = {name: self.config[name] for name in ("prefetch_factor", "persistent_workers")}
-        return data.DataLoader(
-            self.workload.dataset,
-            batch_size=self.config["batch_size"],
-            # A shortened epoch of the same dataset: it draws its order over all of it, as the full one does.
-            sampler=data.RandomSampler(self.workload.dataset, num_samples=samples),
-            num_workers=self.config["num_workers"],
-            pin_memory=self.config["pin_memory"],
-            collate_fn=self.workload.collate_fn,
-            drop_last=True,
-            **with_workers,
-        )
-
-    def train_on(self, batch: Any, *, is_last: bool) -> None:
-        """One micro-batch; the optimizer steps after the last of a group."""
-        pinned = self.config["pin_memory"]
-        if isinstance(batch, list | tuple):
-            batch = [part.to(self.device, non_blocking=pinned) for part in batch]
-        else:
-            batch = batch.to(self.device, non_blocking=pinned)
-        with self.torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            loss = self.workload.loss(self.model, batch) / self.accumulation
-        self.scaler.scale(loss).backward()
-        if is_last:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def optimizer_step(self, batches: Any) -> None:
-        for number in range(1, self.accumulation + 1):
-            self.train_on(next(batches), is_last=number == self.accumulation)
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize()
-
-    def warm_up(self) -> None:
-        """Choose kernels and allocate the optimizer's state, without a loader."""
-        for _ in range(WARM_UP_STEPS):
-            self.train_on(self.batch(self.config["batch_size"]), is_last=True)
-        self.synchronize()
-
-    def batch(self, size: int) -> Any:
-        collate = self.workload.collate_fn or self.torch.utils.data.default_collate
-        return collate([self.workload.dataset[index] for index in range(size)])
-
-    def steady_rate(self, seconds: float) -> float:
-        """Samples per second in the middle of an epoch that does not end."""
-        batches = iter(self.loader(ENDLESS))
-        prefetched = self.config["num_workers"] * (self.config["prefetch_factor"] or 0)
-        began, steps = time.perf_counter(), 0
-        while (
-            steps < WARM_UP_STEPS or steps * self.accumulation < prefetched or time.perf_counter() - began < WARM_UP_S
-        ):
-            self.optimizer_step(batches)
-            steps += 1
-        self.synchronize()
-        least = max(LEAST_STEPS, -(-LEAST_BURSTS * self.config["num_workers"] // self.accumulation))
-        began, steps = time.perf_counter(), 0
-        while steps < least or time.perf_counter() - began < seconds:
-            self.optimizer_step(batches)
-            steps += 1
-        self.synchronize()
-        rate = steps * self.effective / (time.perf_counter() - began)
-        del batches
-        gc.collect()  # its workers are gone before the next loader starts its own
-        return rate
-
-    def effective_rate(self, epoch_samples: int) -> float:
-        """Samples per second over whole epochs, their starts included."""
-        loader = self.loader(epoch_samples)
-        self.synchronize()
-        began = time.perf_counter()
-        for _ in range(EPOCHS):
-            for number, batch in enumerate(loader, start=1):
-                self.train_on(batch, is_last=number % self.accumulation == 0)
-        self.synchronize()
-        return EPOCHS * epoch_samples / (time.perf_counter() - began)
-
-    def sample_seconds(self) -> float:
-        """What reading one sample costs in this process."""
-        length = len(self.workload.dataset)
-        began, read = time.perf_counter(), 0
-        while read < 8 or time.perf_counter() - began < 0.2:
-            self.workload.dataset[read * 7919 % length]
-            read += 1
-        return (time.perf_counter() - began) / read
-
-    def step_seconds(self, batch_size: int) -> float:
-        """What training on one micro-batch costs, the second time."""
-        batch = self.batch(batch_size)
-        for _ in range(2):
-            self.synchronize()
-            began = time.perf_counter()
-            self.train_on(batch, is_last=True)
-            self.synchronize()
-        return time.perf_counter() - began
-
-
-def plain() -> None:
-    """Be a plain process: build what the first line names, then answer one job a line."""
-    loop = PlainLoop(json.loads(sys.stdin.readline()))
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        print(json.dumps(plain_probe(loop, job) if job["task"] == "probe" else plain_rates(loop, job)), flush=True)
-
-
-def plain_rates(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
-    """The steady rate of a point, then its rate over whole epochs."""
-    loop.configure(job["config"])
-    loop.warm_up()
-    steady = loop.steady_rate(job["seconds"])
-    effective = loop.effective_rate(job["epoch_samples"])
-    if loop.device.type == "cuda":
-        # The trial's process wants the memory now.
-        loop.optimizer.zero_grad(set_to_none=True)
-        loop.torch.cuda.empty_cache()
-    return {"steady": steady, "effective": effective}
-
-
-def plain_probe(loop: PlainLoop, job: dict[str, Any]) -> dict[str, Any]:
-    """Costs to foretell from: a sample, and a micro-batch of the smallest and the largest size in each precision."""
-    began = time.perf_counter()
-    costs = {"sample_s": loop.sample_seconds(), "steps_s": {}}
-    for amp in job["amps"]:
-        loop.configure({"batch_size": 1, "accumulation_steps": 1, "amp": amp, "pin_memory": False})
-        costs["steps_s"][amp] = [(size, loop.step_seconds(size)) for size in job["batch_sizes"]]
-    return costs | {"probe_s": time.perf_counter() - began}
-
-
-# The measured side.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,8 +61,6 @@ class Case:
     failure: str | None = None
 
     def trial_rates(self, kind: str) -> list[float]:
-        from pipetune.core.throughput import TrainingPlan
-
         if kind == "steady":
             return [trial.steady().value for trial in self.trials]
         plan = TrainingPlan(
@@ -329,76 +92,14 @@ class Bench:
     def setting(self, workload: str) -> Setting:
         return SETTINGS[self.device][workload]
 
-    def spec(self, workload: str) -> WorkloadSpec:
-        from pipetune.core.study import WorkloadSpec
-
-        return WorkloadSpec(target=f"builtin:{workload}", options=self.setting(workload).options, folder=".")
+    def study(self, workload: str) -> StudyConfig:
+        return asked(workload, self.device, seed=self.seed)
 
     def runner(self, workload: str, logs: Path) -> HostRunner:
-        from pipetune.trial.runner import HostRunner
-
-        return HostRunner(self.spec(workload), device=self.device, seed=self.seed, log_folder=logs)
+        return runner_of(self.study(workload), logs)
 
     def plain(self, workload: str) -> PlainProcess:
-        return PlainProcess(
-            {
-                "workload": workload,
-                "options": self.setting(workload).options,
-                "device": self.device,
-                "seed": self.seed,
-            }
-        )
-
-
-class PlainProcess:
-    """This file again, as a plain process that serves the points of one repeat."""
-
-    def __init__(self, build: dict[str, Any]) -> None:
-        self._log = TemporaryFile("w+")  # noqa: SIM115 - closed in close()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--plain"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-        self._send(build)
-
-    def wait_until_ready(self) -> None:
-        """Raises RuntimeError like `ask`."""
-        self._answer()
-
-    def ask(self, **job: Any) -> dict[str, Any]:
-        """Raises RuntimeError with what it printed last where it ends, or takes too long and is ended."""
-        self._send(job)
-        answer: dict[str, Any] = self._answer()
-        return answer
-
-    def _answer(self) -> Any:
-        watch = threading.Timer(PLAIN_TIMEOUT_S, self._process.kill)
-        watch.start()
-        try:
-            assert self._process.stdout is not None
-            answer = self._process.stdout.readline()
-        finally:
-            watch.cancel()
-        if not answer:
-            self._log.seek(0)
-            raise RuntimeError(f"the plain process ended: {self._log.read().strip()[-800:]}")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        self._process.wait()
-        self._log.close()
-
-    def _send(self, job: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
+        return plain_process(self.study(workload))
 
 
 def say(text: str) -> None:
@@ -407,29 +108,12 @@ def say(text: str) -> None:
 
 def space_of(bench: Bench, workload: str, logs: Path) -> SearchSpace:
     """The search space that a study of this workload has on this machine."""
-    from pipetune.core.space import DeclaredSpace, MachineLimits, resolve
-    from pipetune.hardware.environment import profile
-
-    runner = bench.runner(workload, logs)
-    try:
-        facts = runner.describe()
-    finally:
-        runner.close()
-    limits = MachineLimits(
-        cpus_usable=profile().cpus_usable,
-        has_accelerator=facts.has_accelerator,
-        amps=facts.amps,
-        epochs=EPOCHS,
-        largest_batch=facts.dataset_samples,
-        fixed_batch=facts.fixed_batch,
-    )
-    return resolve(DeclaredSpace(), limits, effective_batch_size=bench.setting(workload).effective_batch_size)
+    with contextlib.closing(bench.runner(workload, logs)) as runner:
+        return Ground.found(bench.study(workload), runner).space
 
 
 def drawn(space: SearchSpace, rng: random.Random) -> TrialConfig:
     """A point, knob by knob: drawing among all points would hardly ever give 0 workers."""
-    from pipetune.core.space import TrialConfig
-
     workers, batch = rng.choice(space.num_workers), rng.choice(space.batch_size)
     return TrialConfig(
         num_workers=workers,
@@ -496,9 +180,6 @@ def estimated_s(bench: Bench, case: Case) -> float:
 
 
 def measure_trial(runner: HostRunner, case: Case) -> None:
-    from pipetune.core.measurement import TrialFailure
-    from pipetune.trial.protocol import MeasureLimits
-
     limits = MeasureLimits(max_s=MOST_S, epoch_samples=case.epoch_samples)
     outcome = runner.run(case.config, limits)
     if isinstance(outcome, TrialFailure):
@@ -508,29 +189,13 @@ def measure_trial(runner: HostRunner, case: Case) -> None:
 
 
 def measure_plain(bench: Bench, process: PlainProcess, case: Case, index: int) -> None:
-    config = {
-        name: getattr(case.config, name)
-        for name in (
-            "num_workers",
-            "prefetch_factor",
-            "pin_memory",
-            "persistent_workers",
-            "batch_size",
-            "accumulation_steps",
-        )
-    }
     try:
-        answer = process.ask(
-            task="measure",
-            config=config | {"amp": case.config.amp.value},
-            seconds=bench.seconds,
-            epoch_samples=case.epoch_samples,
-        )
+        rates = process.measure(case.config, seconds=bench.seconds, epoch_samples=case.epoch_samples)
     except RuntimeError as error:
         case.failure = str(error).splitlines()[-1]
         return
-    case.plain_steady[index].append(answer["steady"])
-    case.plain_effective[index].append(answer["effective"])
+    case.plain_steady[index].append(rates.steady)
+    case.plain_effective[index].append(rates.effective)
 
 
 def measure_workload(bench: Bench, cases: list[Case], logs: Path, began: float) -> Iterator[int]:
@@ -571,11 +236,6 @@ def told(case: Case, repeat: int) -> str:
         for kind in ("steady", "effective")
     )
     return f"{name}: {ratios}"
-
-
-def spread_percent(rates: list[float]) -> float:
-    """Half the range over the median."""
-    return 50 * (max(rates) - min(rates)) / median(rates)
 
 
 def plain_spread_percent(case: Case, kind: str) -> float:
@@ -649,15 +309,10 @@ def repeats(cases: list[Case]) -> list[str]:
 
 
 def header(bench: Bench) -> list[str]:
-    from pipetune.hardware.environment import profile, versions
-
-    hardware = profile()
-    gpu = ", ".join(gpu.name for gpu in hardware.gpus) or "no GPU"
     threads = os.environ.get("OMP_NUM_THREADS", "as torch sets them")
     return [
         f"fidelity of trials, {time.strftime('%Y-%m-%d %H:%M')}, {bench.device}, seed {bench.seed}",
-        f"{hardware.cpu_model}, {hardware.cpus_usable} CPUs usable; {gpu}",
-        ", ".join(f"{name} {version}" for name, version in versions().items()),
+        *machine_lines(),
         f"{bench.repeats} repeats of a trial and {bench.plain_loops} plain loop(s); threads: {threads}",
         f"plain: {bench.seconds:g} s steady, {EPOCHS} epochs of {bench.epoch_seconds:g} s",
         "error: median over the repeats, the trial against the plain loops of its repeat",
@@ -711,15 +366,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the tables")
-    parser.add_argument("--plain", action="store_true", help="be the plain process (used by the benchmark itself)")
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
-    if given.plain:
-        plain()
-        return
     if given.threads is not None:
         # Inherited by trial hosts and plain processes alike.
         os.environ |= {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}

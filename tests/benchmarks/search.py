@@ -1,13 +1,17 @@
 """How soon a search is near the optimum: search orders on machines of known truth, over whole spaces.
 
 Run: PYTHONPATH=.:tests:tests/search python tests/benchmarks/search.py [--seeds 50] [--surfaces NAME ...]
-     [--methods NAME ...] [--processes 2] [--out FILE]
+     [--methods NAME ...] [--grids studies/search/grids] [--processes 2] [--out FILE]
 
 Each seed draws a machine of each kind (tests/search/surfaces.py, which imports nothing of the prediction) and noise
 from trial to trial that follows itself (AR(1), 0.5). Every method begins with the baseline: torch's defaults at the
 largest batch that fits. `pipetune` is the order in which the search proposes, knowing what the baseline's trial tells;
 beside it stands what it would be with probes of each part, 10-30 % wrong. The others are what people use: no rule, and
 repeats where they come. Races, the end of a search and certification are not simulated.
+
+Recorded grids (those that grids.py wrote) are machines whose truth is what real trials measured, with the noise that
+their repeats showed. They hold at most 36 points and nothing between them, so that each counts for more, and nobody
+measured what probes would have said; their baseline is pinned where the whole grid is.
 
 Counted is until the first trial whose TRUE rate is within 10, 5 or 3 % of the optimum, in trials and in seconds; loss
 is what the fastest of the first 15 trials truly lacks. A method that does not get there in time counts as having needed
@@ -21,26 +25,24 @@ import math
 import random
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import optuna
 import surfaces
-from builders import failure, measurement, trial_config
+from builders import failure
+from recorded import RecordedSurface, surface_of
 from surfaces import Surface
+from tpe import Tpe
 
 from pipetune.core.costs import Costs, LoadCost, StepCost, costs_of_trial
 from pipetune.core.measurement import FailureKind
-from pipetune.core.space import Amp, TrialConfig
-from pipetune.core.throughput import EpochStart, TrainingPlan
+from pipetune.core.space import TrialConfig
 from pipetune.search.belief import Belief, Seen, expected_gains, trial_seconds
 from pipetune.search.failures import is_beyond
-from pipetune.search.plan import usual_rule
-from pipetune.search.sampler import distributions, params_of
+from pipetune.search.plan import default_baseline, usual_rule
 
 MOST_TRIALS = 60
 LOSS_AT = 15
@@ -48,16 +50,14 @@ NEAR = (0.90, 0.95, 0.97)
 CORRELATION = 0.5
 PROBES_S = 30.0
 OVERHEAD_S = 7.0
-PLAN = TrainingPlan(
-    effective_batch_size=surfaces.EFFECTIVE, epochs=surfaces.EPOCHS, epoch_samples=surfaces.EPOCH_SAMPLES
-)
+GRIDS = Path(__file__).parents[2] / "studies/search/grids"
 
 
 @dataclass(kw_only=True)
 class Machine:
     """A surface with its noise; keeps account of what was tried."""
 
-    surface: Surface
+    surface: Surface | RecordedSurface
     rng: random.Random
     tried: dict[TrialConfig, float | None] = field(default_factory=dict)
     true_rates: list[float] = field(default_factory=list)
@@ -77,10 +77,10 @@ class Machine:
         return measured
 
     def baseline(self) -> None:
-        """Torch's defaults, with the largest batch that fits."""
-        for batch in reversed(self.surface.space.batch_size):
-            steps = surfaces.EFFECTIVE // batch
-            if self.measure(trial_config(0, batch_size=batch, accumulation_steps=steps)) is not None:
+        """Torch's defaults as far as the space has them, with the largest batch that fits."""
+        space = self.surface.space
+        for config in default_baseline(space.batch_size, space.effective_batch_size):
+            if self.measure(replace(config, pin_memory=space.pin_memory[0])) is not None:
                 return
 
     @property
@@ -111,57 +111,14 @@ def grid_order(machine: Machine, seed: int) -> Iterator[TrialConfig]:  # noqa: A
 
 
 def tpe(machine: Machine, seed: int, *, multivariate: bool) -> Iterator[TrialConfig]:
-    """As people use Optuna: every knob suggested, a failed trial told as failed."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=multivariate, group=multivariate)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-    space, known = machine.surface.space, dict(machine.tried)
-    for config, rate in known.items():
+    learner = Tpe(machine.surface.space, seed=seed, multivariate=multivariate)
+    for config, rate in machine.tried.items():
         if rate is not None:
-            trial = optuna.trial.create_trial(
-                params=params_of(config),
-                distributions={
-                    name: distribution for name, distribution in ranges(space).items() if name in params_of(config)
-                },
-                value=rate,
-            )
-            study.add_trial(trial)
+            learner.know(config, rate)
     while True:
-        trial = study.ask()
-        config = suggested(trial, space)
+        config = learner.ask()
         yield config
-        rate = machine.tried[config]
-        if rate is None:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            study.tell(trial, rate)
-
-
-def ranges(space: object) -> dict[str, object]:
-    """Categorical where values have gaps: TPE knows nothing of lists."""
-    found = dict(distributions(space))
-    for name in ("num_workers", "prefetch_factor", "batch_size"):
-        found[name] = optuna.distributions.CategoricalDistribution(getattr(space, name))
-    found["amp"] = optuna.distributions.CategoricalDistribution(tuple(amp.value for amp in space.amp))
-    return found
-
-
-def suggested(trial: optuna.Trial, space: object) -> TrialConfig:
-    def value(name: str) -> object:
-        return trial.suggest_categorical(name, ranges(space)[name].choices)
-
-    workers, batch = value("num_workers"), value("batch_size")
-    return TrialConfig(
-        num_workers=workers,
-        prefetch_factor=value("prefetch_factor") if workers else None,
-        pin_memory=value("pin_memory"),
-        persistent_workers=bool(workers) and value("persistent_workers"),
-        batch_size=batch,
-        accumulation_steps=surfaces.EFFECTIVE // batch,
-        amp=Amp(value("amp")),
-    )
+        learner.tell(machine.tried[config])
 
 
 def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConfig]:
@@ -171,10 +128,10 @@ def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConf
         machine.spent_s += PROBES_S
     else:
         costs = baseline_costs(machine)
-        rule = usual_rule(machine.surface.space, cpus_usable=machine.surface.parts.cpus)
+        rule = usual_rule(machine.surface.space, cpus_usable=machine.surface.cpus)
         if rule not in machine.tried and not machine.is_beyond(rule):
             yield rule
-    belief = Belief(tuple(machine.surface.space.configs()), costs, PLAN)
+    belief = Belief(tuple(machine.surface.space.configs()), costs, machine.surface.plan)
     while True:
         seen = [Seen(config=config, rate=rate) for config, rate in machine.tried.items() if rate is not None]
         mean, sd = belief.about(seen)
@@ -194,18 +151,11 @@ def baseline_costs(machine: Machine) -> Costs:
     """What the baseline's own trial says."""
     surface = machine.surface
     config, rate = next((config, rate) for config, rate in machine.tried.items() if rate is not None)
-    fixed_s, sample_s = surface.parts.steps[config.amp]
-    load_s = config.batch_size * (surface.parts.sample_cpu_s + surface.parts.sample_wait_s)
-    waiting = load_s / (load_s + fixed_s + config.batch_size * sample_s)
-    trial = measurement(
-        config,
-        rate=rate,
-        wait_share=waiting,
-        work_share=surface.parts.sample_cpu_s / (surface.parts.sample_cpu_s + surface.parts.sample_wait_s),
-        epoch_start=EpochStart(fresh_s=0.0, refill_s=None),
-    )
     return costs_of_trial(
-        trial, cpus=surface.parts.cpus, amps=surface.space.amp, has_accelerator=surface.parts.cpus > 2
+        surface.trial(config, rate),
+        cpus=surface.cpus,
+        amps=surface.space.amp,
+        has_accelerator=surface.has_accelerator,
     )
 
 
@@ -240,6 +190,8 @@ METHODS: dict[str, Method] = {
     "pipetune": lambda machine, seed: believed(machine, seed, probed=False),
     "pipetune, probed": lambda machine, seed: believed(machine, seed, probed=True),
 }
+NEED_PARTS = {"pipetune, probed"}
+"""Methods that are for simulated surfaces only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +206,18 @@ class Outcome:
     below_baseline: bool
 
 
-def study(surface_index: int, method: str, seed: int) -> Outcome:
-    make = surfaces.SURFACES[surface_index]
-    surface = make(random.Random(f"{make.__name__} {seed}"))
+SIMULATED = {make.__name__: make for make in surfaces.SURFACES}
+
+
+def drawn(name: str, seed: int, grids: Path) -> Surface | RecordedSurface:
+    """The machine of this name; a recorded one is the same for every seed."""
+    if name not in SIMULATED:
+        return surface_of(grids / f"{name}.json")
+    return SIMULATED[name](random.Random(f"{name} {seed}"))
+
+
+def study(name: str, method: str, seed: int, grids: Path) -> Outcome:
+    surface = drawn(name, seed, grids)
     machine = Machine(surface=surface, rng=random.Random(f"noise {seed} {method}"))
     _, optimum = surface.best()
     machine.baseline()
@@ -313,20 +274,37 @@ def quantile(values: list[float], share: float) -> float:
     return float(np.quantile(values, share))
 
 
+def groups(outcomes: list[Outcome], recorded: set[str]) -> list[str]:
+    """A table of all simulated surfaces, one of all recorded grids, and one of each."""
+    simulated = [one for one in outcomes if one.surface not in recorded]
+    real = [one for one in outcomes if one.surface in recorded]
+    lines = table(simulated, "all surfaces") if simulated else []
+    lines += table(real, "recorded grids") if real else []
+    for surface in dict.fromkeys(one.surface for one in outcomes):
+        lines += table([one for one in outcomes if one.surface == surface], surface)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [make.__name__ for make in surfaces.SURFACES]
     parser.add_argument("--seeds", type=int, default=50)
-    parser.add_argument("--surfaces", nargs="+", choices=names, default=names)
+    parser.add_argument("--surfaces", nargs="+", help="names of simulated surfaces and of recorded grids; default: all")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--grids", type=Path, default=GRIDS, help="folder of recorded grids")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="file for the tables")
     given = parser.parse_args()
+    recorded = sorted(path.stem for path in given.grids.glob("*.json"))
+    names = given.surfaces or [*SIMULATED, *recorded]
+    unknown = set(names) - {*SIMULATED, *recorded}
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join([*SIMULATED, *recorded])}")
     began = time.monotonic()
     jobs = [
-        (names.index(surface), method, seed)
-        for surface in given.surfaces
+        (name, method, seed, given.grids)
+        for name in names
         for method in given.methods
+        if name in SIMULATED or method not in NEED_PARTS
         for seed in range(given.seeds)
     ]
     with ProcessPoolExecutor(given.processes) as pool:
@@ -335,10 +313,8 @@ def main() -> None:
         f"{given.seeds} seeds, at most {MOST_TRIALS} trials each",
         "trials and seconds: median / 90th percentile; loss: mean / 90th percentile",
         "",
-        *table(outcomes, "all surfaces"),
+        *groups(outcomes, set(recorded)),
     ]
-    for surface in dict.fromkeys(one.surface for one in outcomes):
-        lines += table([one for one in outcomes if one.surface == surface], surface)
     text = "\n".join([*lines, f"it took {time.monotonic() - began:.0f} s"])
     if given.out is not None:
         given.out.write_text(text + "\n")

@@ -9,12 +9,17 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from builders import measurement
+
+from pipetune.core.measurement import Measurement
 from pipetune.core.space import Amp, SearchSpace, TrialConfig
+from pipetune.core.throughput import EpochStart, TrainingPlan
 
 EFFECTIVE = 256
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 EPOCH_SAMPLES = 50_000
 EPOCHS = 20
+PLAN = TrainingPlan(effective_batch_size=EFFECTIVE, epochs=EPOCHS, epoch_samples=EPOCH_SAMPLES)
 
 
 def grid(workers: tuple[int, ...], amps: tuple[Amp, ...] = tuple(Amp)) -> SearchSpace:
@@ -65,6 +70,15 @@ class Surface:
     parts: Parts
     effects: Effects
     noise_sd: float = 0.03
+    plan: TrainingPlan = PLAN
+
+    @property
+    def cpus(self) -> float:
+        return self.parts.cpus
+
+    @property
+    def has_accelerator(self) -> bool:
+        return self.parts.cpus > 2
 
     def rate(self, config: TrialConfig) -> float | None:
         """True samples/s over the planned run; None where the memory does not suffice."""
@@ -111,6 +125,20 @@ class Surface:
         queue_s = config.num_workers * (config.prefetch_factor or 0) * a_batch_s
         windows_s = max(6.0, 8 * max(1, config.num_workers) * a_batch_s)
         return min(60.0, 1.0 + 2 * start_s + 2 * queue_s + windows_s)
+
+    def trial(self, config: TrialConfig, rate: float) -> Measurement:
+        """What a trial without workers tells of its parts, at the rate that was measured."""
+        parts = self.parts
+        fixed_s, sample_s = parts.steps[config.amp]
+        a_sample_s = parts.sample_cpu_s + parts.sample_wait_s
+        load_s = config.batch_size * a_sample_s
+        return measurement(
+            config,
+            rate=rate,
+            wait_share=load_s / (load_s + fixed_s + config.batch_size * sample_s),
+            work_share=parts.sample_cpu_s / a_sample_s,
+            epoch_start=EpochStart(fresh_s=0.0, refill_s=None),
+        )
 
     def best(self) -> tuple[TrialConfig, float]:
         rates = ((config, self.rate(config)) for config in self.space.configs())
