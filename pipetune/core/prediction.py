@@ -11,32 +11,40 @@ from pipetune.core.costs import Costs
 from pipetune.core.space import TrialConfig
 from pipetune.core.throughput import EpochStart, Estimate, TrainingPlan, effective_rate
 
+LEAST_VARIATION = 0.2
+"""Squared coefficient of variation of even the most regular batches: machines are never that regular."""
 NUDGE = 1.1
 """Costs are raised by this factor to see how much a rate depends on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A foretold rate: samples/s over the planned run, and how its logarithm hangs on the two large costs.
+    """A foretold rate: samples/s over the planned run, and how its logarithm hangs on the large costs.
 
-    `step_share` and `load_share` are elasticities: the share of a small change of that cost by which the rate changes.
+    The shares are elasticities: the share of a small change of that cost by which the rate changes.
     """
 
     rate: float
     step_share: float
     load_share: float
+    receive_share: float
 
 
 def predict(config: TrialConfig, costs: Costs, plan: TrainingPlan) -> Prediction:
     """The rate over the planned run, and what it hangs on."""
     rate = foretold_rate(config, costs, plan)
     step = costs.steps[config.amp]
-    slower_step = replace(costs, steps={**costs.steps, config.amp: step.scaled(NUDGE)})
-    slower_load = replace(costs, load=costs.load.scaled(NUDGE))
-    step_share, load_share = (
-        math.log(rate / foretold_rate(config, slower, plan)) / math.log(NUDGE) for slower in (slower_step, slower_load)
+
+    def share(slower: Costs) -> float:
+        return math.log(rate / foretold_rate(config, slower, plan)) / math.log(NUDGE)
+
+    has_receiving = config.num_workers > 0 and (costs.receive_s > 0 or costs.receive_sample_s > 0)
+    return Prediction(
+        rate=rate,
+        step_share=share(replace(costs, steps={**costs.steps, config.amp: step.scaled(NUDGE)})),
+        load_share=share(replace(costs, load=costs.load.scaled(NUDGE))),
+        receive_share=share(costs.with_receiving(NUDGE)) if has_receiving else 0.0,
     )
-    return Prediction(rate=rate, step_share=step_share, load_share=load_share)
 
 
 def foretold_rate(config: TrialConfig, costs: Costs, plan: TrainingPlan) -> float:
@@ -56,19 +64,29 @@ def foretold_rate(config: TrialConfig, costs: Costs, plan: TrainingPlan) -> floa
 def batch_interval_s(config: TrialConfig, costs: Costs) -> float:
     """Seconds between two batches inside an epoch."""
     batch = config.batch_size
-    step_s = costs.steps[config.amp].seconds(batch)
-    load_s = batch * costs.load.seconds
+    copy_s = batch * (costs.pinned_copy_sample_s if config.pin_memory else costs.copy_sample_s)
+    step_s = costs.steps[config.amp].seconds(batch) + copy_s
     if config.num_workers == 0:
-        return load_s + step_s
+        return batch * costs.load.seconds + step_s
     receive_s = costs.receive_s + batch * costs.receive_sample_s
-    consumer_s, producer_s = step_s + receive_s, load_s / config.num_workers
-    buffered = config.num_workers * (config.prefetch_factor or 1)
+    consumer_s = step_s + receive_s - costs.hidden_share * min(step_s, receive_s)
+    producer_s = batch * costs.load.together(config.num_workers, costs.cpus)
+    buffered = config.num_workers * (config.prefetch_factor or 1) * _evenness(costs.load.spread, batch)
     # However many workers there are, the CPUs do no more than all the work that there is.
     work_s = batch * costs.load.cpu_s + receive_s + step_s * costs.step_cpus
     return max(consumer_s + empty_share(consumer_s, producer_s, buffered) * producer_s, work_s / costs.cpus)
 
 
-def empty_share(consumer_s: float, producer_s: float, capacity: int) -> float:
+def _evenness(spread: float | None, batch_size: int) -> float:
+    """By what a buffer's capacity counts for more, since batches come more evenly than the queue formula takes them to.
+
+    Queues grow with the squared coefficient of variation of both sides (Kingman, The single server queue in heavy
+    traffic, 1961): 1 for either in that formula, while steps here are even and a batch is a sum of samples.
+    """
+    return 1.0 if spread is None else 2 / max(spread**2 / batch_size, LEAST_VARIATION)
+
+
+def empty_share(consumer_s: float, producer_s: float, capacity: float) -> float:
     """How likely the consumer finds the buffer empty, from the intervals of both sides.
 
     The M/M/1/n queue as tf.data models its buffers (Murray et al., tf.data, VLDB 2021).
@@ -81,7 +99,7 @@ def empty_share(consumer_s: float, producer_s: float, capacity: int) -> float:
     if ratio > 1:
         # The same formula divided by ratio^(n+1), which would overflow.
         shrunk = ratio ** -(capacity + 1)
-        return (ratio - 1) * shrunk / (1 - shrunk)
+        return float((ratio - 1) * shrunk / (1 - shrunk))
     return float((1 - ratio) / (1 - ratio ** (capacity + 1)))
 
 

@@ -27,7 +27,7 @@ KNOB_SDS = (0.08, 0.05, 0.04, 0.04, 0.08, 0.06)
 KNOB_SCALES = (1.0, 2.0, 1.0, 1.0, 1.0, 2.0)
 """What the formula misses of each knob, whatever the others are, and how far that reaches: doublings of workers and
 of prefetch, pinned, kept, doublings of batch, precisions."""
-JOINT_SD = 0.04
+JOINT_SD = 0.03
 """What it misses of each combination."""
 TRIAL_SD = 0.03
 """What a trial differs by from the next one of the same configuration, beside its own interval."""
@@ -84,10 +84,12 @@ class _Points:
     log_rates: FloatArray
     step_shares: FloatArray
     load_shares: FloatArray
+    receive_shares: FloatArray
     places: FloatArray
     step_sds: FloatArray
     common_sd: float
     load_sd: float
+    receive_sd: float
 
     @classmethod
     def of(cls, configs: Sequence[TrialConfig], predictions: Sequence[Prediction], costs: Costs) -> "_Points":
@@ -95,16 +97,19 @@ class _Points:
             log_rates=np.log([one.rate for one in predictions]),
             step_shares=np.array([one.step_share for one in predictions]),
             load_shares=np.array([one.load_share for one in predictions]),
+            receive_shares=np.array([one.receive_share for one in predictions]),
             places=np.array([place(config) for config in configs]),
             step_sds=np.array([costs.steps[config.amp].sd for config in configs]),
             common_sd=costs.step_sd,
             load_sd=costs.load.sd,
+            receive_sd=costs.receive_sd,
         )
 
     def variances(self) -> FloatArray:
         step = self.step_shares**2 * (self.common_sd**2 + self.step_sds**2 + BATCH_SD**2)
         load = self.load_shares**2 * (self.load_sd**2 + WORKERS_SD**2)
-        return step + load + sum(sd**2 for sd in KNOB_SDS) + JOINT_SD**2
+        receive = self.receive_shares**2 * self.receive_sd**2
+        return step + load + receive + sum(sd**2 for sd in KNOB_SDS) + JOINT_SD**2
 
     def covariance(self, other: "_Points") -> FloatArray:
         apart = self.places[:, None, :] - other.places[None, :, :]
@@ -114,9 +119,10 @@ class _Points:
         own_amp = same_amp * (self.step_sds[:, None] ** 2 + BATCH_SD**2 * near_batch)
         step = np.outer(self.step_shares, other.step_shares) * (self.common_sd**2 + own_amp)
         load = np.outer(self.load_shares, other.load_shares) * (self.load_sd**2 + WORKERS_SD**2 * near_workers)
+        receive = np.outer(self.receive_shares, other.receive_shares) * self.receive_sd**2
         squares = -0.5 * (apart / np.array(KNOB_SCALES)) ** 2
         knobs = np.exp(squares) @ np.square(KNOB_SDS)
-        return np.asarray(step + load + knobs + JOINT_SD**2 * np.exp(squares.sum(axis=2)))
+        return np.asarray(step + load + receive + knobs + JOINT_SD**2 * np.exp(squares.sum(axis=2)))
 
 
 def _near(apart: FloatArray, scale: float) -> FloatArray:

@@ -32,16 +32,18 @@ from pathlib import Path
 
 import numpy as np
 import surfaces
-from builders import failure
+from builders import failure, trial_config
 from recorded import RecordedSurface, surface_of
 from surfaces import Surface
 from tpe import Tpe
 
-from pipetune.core.costs import Costs, LoadCost, StepCost, costs_of_trial
+from pipetune.core.costs import Costs, costs_of_probes, costs_of_trial
 from pipetune.core.measurement import FailureKind
-from pipetune.core.space import TrialConfig
+from pipetune.core.probes import LoaderProbe, StepProbe
+from pipetune.core.space import Amp, TrialConfig
 from pipetune.search.belief import Belief, Seen, expected_gains, trial_seconds
 from pipetune.search.failures import is_beyond
+from pipetune.search.guide import THRIFT
 from pipetune.search.plan import default_baseline, usual_rule
 
 MOST_TRIALS = 60
@@ -60,6 +62,8 @@ class Machine:
     surface: Surface | RecordedSurface
     rng: random.Random
     tried: dict[TrialConfig, float | None] = field(default_factory=dict)
+    largest: dict[Amp, int] = field(default_factory=dict)
+    """Batches that are known to fit before any trial."""
     true_rates: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     spent_s: float = 0.0
@@ -89,6 +93,8 @@ class Machine:
 
     def is_beyond(self, config: TrialConfig) -> bool:
         """Whether what did not fit tells that this will not."""
+        if config.batch_size > self.largest.get(config.amp, config.batch_size):
+            return True
         return any(
             rate is None and is_beyond(config, failure(met, FailureKind.GPU_OUT_OF_MEMORY))
             for met, rate in self.tried.items()
@@ -124,7 +130,8 @@ def tpe(machine: Machine, seed: int, *, multivariate: bool) -> Iterator[TrialCon
 def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConfig]:
     """Ours: the prediction corrected by a Gaussian process, and the greatest expected gain next."""
     if probed:
-        costs = probed_costs(machine.surface, random.Random(f"probes {seed}"))
+        costs = probed_costs(machine, random.Random(f"probes {seed}"))
+        machine.largest = dict(machine.surface.effects.memory)
         machine.spent_s += PROBES_S
     else:
         costs = baseline_costs(machine)
@@ -137,7 +144,7 @@ def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConf
         mean, sd = belief.about(seen)
         ran = {one.config for one in seen}
         best = max(value for value, config in zip(mean, belief.configs, strict=True) if config in ran)
-        gains = expected_gains(mean, sd, best) / trial_seconds(belief.configs, mean, OVERHEAD_S)
+        gains = expected_gains(mean, sd, best) / trial_seconds(belief.configs, mean, OVERHEAD_S) ** THRIFT
         for index in np.argsort(-gains):
             config = belief.configs[index]
             if config not in machine.tried and not machine.is_beyond(config):
@@ -159,27 +166,53 @@ def baseline_costs(machine: Machine) -> Costs:
     )
 
 
-def probed_costs(surface: Surface, rng: random.Random) -> Costs:
-    """What probes would say: the true costs, each 10-30 % wrong."""
+def probed_costs(machine: Machine, rng: random.Random) -> Costs:
+    """What probes would say of the surface, each figure 10-30 % wrong, beside what the baseline's trial says."""
+    probes = [*loader_probes(machine.surface, rng), *step_probes(machine.surface, rng)]
+    return costs_of_probes(probes, baseline_costs(machine))
 
-    def wrong() -> float:
-        return math.exp(rng.choice((-1, 1)) * rng.uniform(0.1, 0.3))
 
-    parts = surface.parts
-    sample = wrong()
-    return Costs(
-        cpus=parts.cpus,
-        load=LoadCost(cpu_s=parts.sample_cpu_s * sample, wait_s=parts.sample_wait_s * sample, sd=0.2),
-        steps={
-            amp: StepCost(fixed_s=fixed * factor, sample_s=each * factor, sd=0.2)
-            for amp, (fixed, each) in parts.steps.items()
-            for factor in (wrong(),)
-        },
-        receive_s=parts.receive_s * wrong(),
-        receive_sample_s=parts.receive_sample_s * wrong(),
-        start_s=parts.start_s * wrong(),
-        worker_start_s=parts.worker_start_s * wrong(),
-    )
+def wrong(rng: random.Random) -> float:
+    return math.exp(rng.choice((-1, 1)) * rng.uniform(0.1, 0.3))
+
+
+def loader_probes(surface: Surface, rng: random.Random) -> Iterator[LoaderProbe]:
+    """A sample in the main process, then the loader alone with few workers and with many."""
+    parts, batch = surface.parts, 32
+    sample = wrong(rng)
+    making_s = batch * (parts.sample_cpu_s + parts.sample_wait_s)
+    for workers in (0, 2, surface.space.num_workers[-1]):
+        own = sample if workers == 0 else wrong(rng)
+        start_s = (parts.start_s + parts.worker_start_s * workers) if workers else 0.0
+        yield LoaderProbe(
+            config=trial_config(workers, batch_size=batch, accumulation_steps=surfaces.EFFECTIVE // batch),
+            first_batch_s=(start_s + making_s) * wrong(rng),
+            batch_s=own * surface.loader_alone_s(batch, workers),
+            receive_s=(parts.receive_s + batch * parts.receive_sample_s) * wrong(rng) if workers else 0.0,
+            work_share=parts.sample_cpu_s / (parts.sample_cpu_s + parts.sample_wait_s),
+            spread=None,
+            batches=10,
+            batch_bytes=0,
+            worker_memory_bytes=None,
+            seconds=PROBES_S / 8,
+        )
+
+
+def step_probes(surface: Surface, rng: random.Random) -> Iterator[StepProbe]:
+    """The step alone at the largest batch that fits, and at a smaller one, in each precision."""
+    for amp in surface.space.amp:
+        fits = [batch for batch in surface.space.batch_size if batch <= surface.effects.memory.get(amp, batch)]
+        for batch in {fits[-1], fits[max(0, len(fits) - 3)]}:
+            config = trial_config(0, batch_size=batch, accumulation_steps=surfaces.EFFECTIVE // batch, amp=amp)
+            yield StepProbe(
+                config=config,
+                batch_s=surface.step_alone_s(config) * wrong(rng),
+                copy_s=0.0,
+                pinned_copy_s=0.0,
+                peak_gpu_memory_bytes=None,
+                batch_bytes=0,
+                seconds=PROBES_S / 8,
+            )
 
 
 METHODS: dict[str, Method] = {

@@ -19,14 +19,14 @@ def all_costs(draw):
     return Costs(
         cpus=draw(st.sampled_from([1.0, 2.0, 16.0])),
         load=LoadCost(cpu_s=draw(seconds), wait_s=draw(st.sampled_from([0.0, 0.01]))),
-        steps={amp: StepCost(fixed_s=draw(seconds), sample_s=draw(seconds)) for amp in Amp},
+        steps={amp: StepCost.line(fixed_s=draw(seconds), sample_s=draw(seconds)) for amp in Amp},
         step_cpus=draw(st.sampled_from([1.0, 2.0])),
         receive_s=draw(st.sampled_from([0.0, 1e-3])),
     )
 
 
 def costs(*, load_s=0.001, wait_s=0.0, fixed_s=0.0, sample_s=0.001, cpus=16.0, **changes):
-    step = StepCost(fixed_s=fixed_s, sample_s=sample_s)
+    step = StepCost.line(fixed_s=fixed_s, sample_s=sample_s)
     return Costs(
         cpus=cpus, load=LoadCost(cpu_s=load_s, wait_s=wait_s), steps=dict.fromkeys(Amp, step),
         start_s=0.0, worker_start_s=0.0, **changes,

@@ -100,14 +100,32 @@ class Surface:
         if workers == 0:
             return load_s + step_s
         busy = workers * parts.sample_cpu_s / (parts.sample_cpu_s + parts.sample_wait_s)
-        crowd = max(1.0, busy / parts.cpus)
-        making_s = load_s / workers * crowd * (1 + effects.contention * (workers - 1))
+        making_s = self._making_s(batch, workers)
         making_s *= 1 + effects.jitter / math.sqrt(workers * (config.prefetch_factor or 1))
         receive_s = parts.receive_s + batch * parts.receive_sample_s * (1 + effects.pinned_cost * config.pin_memory)
         taking_s = max(step_s, receive_s) + effects.interpreter * min(step_s, receive_s)
         taking_s *= 1 + effects.oversubscribed * max(0.0, busy - parts.cpus + 1)
         power = effects.sharpness
         return (making_s**power + taking_s**power) ** (1 / power)
+
+    def _making_s(self, batch: int, workers: int) -> float:
+        """Seconds a batch of workers whose samples are all alike."""
+        parts = self.parts
+        busy = workers * parts.sample_cpu_s / (parts.sample_cpu_s + parts.sample_wait_s)
+        load_s = batch * (parts.sample_cpu_s + parts.sample_wait_s)
+        return load_s / workers * max(1.0, busy / parts.cpus) * (1 + self.effects.contention * (workers - 1))
+
+    def loader_alone_s(self, batch: int, workers: int) -> float:
+        """Seconds a batch where nothing is done with it: the slower of making and receiving."""
+        parts = self.parts
+        if workers == 0:
+            return batch * (parts.sample_cpu_s + parts.sample_wait_s)
+        return max(self._making_s(batch, workers), parts.receive_s + batch * parts.receive_sample_s)
+
+    def step_alone_s(self, config: TrialConfig) -> float:
+        """Seconds of a micro-batch that lies on the device; what thrashes does so without a loader too."""
+        fixed_s, sample_s = self.parts.steps[config.amp]
+        return (fixed_s + config.batch_size * sample_s) / self.effects.bump(config)
 
     def _starts(self, config: TrialConfig) -> tuple[float, float]:
         parts, workers = self.parts, config.num_workers

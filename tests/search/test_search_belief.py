@@ -16,10 +16,10 @@ from pipetune.search.belief import Belief, Seen, expected_gains
 SPACE = space(num_workers=(0, 1, 2, 4, 8), amp=tuple(Amp))
 CONFIGS = tuple(SPACE.configs())
 COMPUTE = Costs(
-    cpus=16, load=LoadCost(cpu_s=1e-4), steps={amp: StepCost(fixed_s=0.01, sample_s=0.002, sd=0.3) for amp in Amp}
+    cpus=16, load=LoadCost(cpu_s=1e-4), steps={amp: StepCost.line(fixed_s=0.01, sample_s=0.002, sd=0.3) for amp in Amp}
 )
 LOADING = Costs(
-    cpus=16, load=LoadCost(cpu_s=0.02, sd=0.3), steps={amp: StepCost(fixed_s=0.001, sample_s=1e-5) for amp in Amp}
+    cpus=16, load=LoadCost(cpu_s=0.02, sd=0.3), steps={amp: StepCost.line(fixed_s=0.001, sample_s=1e-5) for amp in Amp}
 )
 
 
@@ -94,7 +94,7 @@ def test_a_cost_that_all_precisions_share_moves_them_all():
     shared = Costs(
         cpus=16,
         load=LoadCost(cpu_s=1e-4),
-        steps={amp: StepCost(fixed_s=0.01, sample_s=0.002, sd=0.05) for amp in Amp},
+        steps={amp: StepCost.line(fixed_s=0.01, sample_s=0.002, sd=0.05) for amp in Amp},
         step_sd=0.5,
     )
     trial = seen(trial_config(4, amp=Amp.FP32), 0.5, shared)
