@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.hardware import Gpu, HardwareProfile
 from pipetune.core.measurement import FailureKind, GpuUsage, Measurement, Phase, TrialFailure
+from pipetune.core.probes import LoaderProbe, StepProbe
 from pipetune.core.space import Amp, SearchSpace, TrialConfig, divisors
 from pipetune.core.throughput import EpochStart, Estimate, TrainingPlan, Window
 from pipetune.core.tuned import Measured, WorkloadTraits
@@ -168,3 +169,32 @@ def spaces(draw, max_workers=9):
         amp=some(Amp),
         effective_batch_size=effective,
     )
+
+
+def probe_of_step(*, batch_size=64, amp=Amp.FP32, batch_s=0.1, **changes):
+    """The step alone, on a CPU unless told otherwise."""
+    values = {
+        "copy_s": None,
+        "pinned_copy_s": None,
+        "peak_gpu_memory_bytes": None,
+        "batch_bytes": batch_size * 1024,
+        "seconds": 1.0,
+    }
+    config = trial_config(1, batch_size=batch_size, accumulation_steps=max(1, 256 // batch_size), amp=amp)
+    return StepProbe(config=config, batch_s=batch_s, **values | changes)
+
+
+def probe_of_loader(num_workers, *, batch_size=32, batch_s=0.1, **changes):
+    """The loader alone; nothing but work."""
+    values = {
+        "first_batch_s": batch_s * max(1, num_workers),
+        "receive_s": 0.0,
+        "work_share": 1.0,
+        "spread": None,
+        "batches": 10,
+        "batch_bytes": batch_size * 1024,
+        "worker_memory_bytes": 2**28 if num_workers else None,
+        "seconds": 1.0,
+    }
+    config = trial_config(num_workers, batch_size=batch_size, accumulation_steps=max(1, 256 // batch_size))
+    return LoaderProbe(config=config, batch_s=batch_s, **values | changes)

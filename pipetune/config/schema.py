@@ -28,7 +28,15 @@ from pipetune.config import yaml
 from pipetune.config.yaml import Document, KeyPath, shown, shown_path
 from pipetune.core.objective import Objective
 from pipetune.core.space import Amp, Auto, Bounds, DeclaredSpace, TrialConfig, divisors
-from pipetune.core.study import DEFAULT_HEADROOM, Budget, CachePolicy, Isolation, StudyConfig, WorkloadSpec
+from pipetune.core.study import (
+    DEFAULT_HEADROOM,
+    Budget,
+    CachePolicy,
+    Isolation,
+    ProbeKind,
+    StudyConfig,
+    WorkloadSpec,
+)
 from pipetune.errors import ConfigError
 
 DEFAULT_SECONDS = 600.0
@@ -160,6 +168,16 @@ def _headroom(value: Any) -> float:
     if share is None or not 0 <= share <= MAX_HEADROOM:
         raise _MismatchError(f"a share of the GPU's memory, 0 to {MAX_HEADROOM}")
     return float(share)
+
+
+def _probes(value: Any) -> tuple[ProbeKind, ...]:
+    if value == "auto":
+        return tuple(ProbeKind)
+    given = value if isinstance(value, list | tuple) else [value]
+    try:
+        return tuple(dict.fromkeys(ProbeKind(one) for one in given))
+    except ValueError:
+        raise _MismatchError(f"auto, or a list of {_either(list(ProbeKind))}; [] for none") from None
 
 
 def _epoch_samples(value: Any) -> int | None:
@@ -326,6 +344,7 @@ class _Study(_Section):
     storage: Annotated[str | None, BeforeValidator(_storage)] = None
     cache: Annotated[CachePolicy, _choice(CachePolicy)] = CachePolicy.WARM
     isolation: Annotated[Isolation, _choice(Isolation)] = Isolation.WARM
+    probes: Annotated[tuple[ProbeKind, ...], BeforeValidator(_probes)] = tuple(ProbeKind)
     gpu_memory_headroom: Annotated[float, BeforeValidator(_headroom)] = DEFAULT_HEADROOM
 
 
@@ -511,6 +530,7 @@ def _study_config(study: _Study, folder: Path, source: Path | None) -> StudyConf
         storage=study.storage,
         cache=study.cache,
         isolation=study.isolation,
+        probes=study.probes,
         gpu_memory_headroom=study.gpu_memory_headroom,
         source=source,
     )

@@ -278,17 +278,17 @@ def _first_load_s(probe: LoaderProbe, costs: Costs) -> float:
 
 
 def _with_probed_steps(costs: Costs, steps: Sequence[StepProbe]) -> Costs:
-    """Precisions that were not probed are guessed from one that was."""
+    """A precision that was not probed stays as its own trial told it, or is guessed from one that was."""
     points: dict[Amp, dict[int, float]] = {}
     for one in steps:
         points.setdefault(one.config.amp, {})[one.config.batch_size] = one.batch_s
     probed = {amp: _probed_step(own, costs.steps.get(amp)) for amp, own in points.items()}
-    first = Amp.FP32 if Amp.FP32 in probed else next(iter(probed))
-    has_accelerator = any(one.copy_s is not None for one in steps)
+    # What the guesses of the others missed in the one that was probed, they will have missed in those too.
+    known = min(probed, key=lambda amp: costs.steps[amp].sd if amp in costs.steps else math.inf)
+    size = max(points[known])
+    missed = probed[known].seconds(size) / costs.steps[known].seconds(size) if known in costs.steps else 1.0
     guessed = {
-        amp: _of_other_amp(probed[first], first, amp, has_accelerator=has_accelerator)
-        for amp in costs.steps
-        if amp not in probed
+        amp: step if step.sd == 0.0 else step.scaled(missed) for amp, step in costs.steps.items() if amp not in probed
     }
     copied = [one for one in steps if one.copy_s is not None and one.pinned_copy_s is not None]
     samples = sum(one.config.batch_size for one in copied)

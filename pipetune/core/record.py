@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipetune.core.alternatives import Alternative
+from pipetune.core.ceilings import LoaderDemand
 from pipetune.core.diagnosis import Bottleneck
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import Measurement, TrialFailure, TrialOutcome
@@ -115,6 +116,8 @@ class StudySummary:
     """What the storage keeps of a study beside its trials, for whoever reads it later.
 
     `most_workers` is how far the worker range was widened; `alternatives` stand around the chosen configuration.
+    `demand` is what loading would have to do to keep up with its step; None where that does not limit. `probes_s` are
+    seconds that probes cost.
     """
 
     study: str
@@ -125,6 +128,8 @@ class StudySummary:
     seconds: float
     most_workers: int = 0
     alternatives: tuple[Alternative, ...] = ()
+    demand: LoaderDemand | None = None
+    probes_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

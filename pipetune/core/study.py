@@ -20,6 +20,14 @@ class CachePolicy(StrEnum):
     COLD = "cold"
 
 
+class ProbeKind(StrEnum):
+    """What is probed before the search: a sample without workers, the loader with workers, the step alone."""
+
+    SAMPLE = "sample"
+    LOADER = "loader"
+    STEP = "step"
+
+
 class Isolation(StrEnum):
     """Whether one host process serves many trials, or each trial has its own."""
 
@@ -77,5 +85,6 @@ class StudyConfig:
     storage: str | None
     cache: CachePolicy
     isolation: Isolation
+    probes: tuple[ProbeKind, ...]
     gpu_memory_headroom: float
     source: Path | None

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from pipetune.core.ceilings import MOSTLY_WAITING, LoaderDemand
 from pipetune.core.diagnosis import Bottleneck
 from pipetune.core.measurement import Measurement, TrialFailure
 from pipetune.core.record import StudyResult, TrialRecord, Validation
@@ -33,6 +34,8 @@ def result_view(result: StudyResult) -> RenderableType:
         "",
         Text(_limit(result.bottleneck, result.tuned.ceiling, result.tuned.measured)),
     ]
+    if result.summary.demand is not None:
+        parts.append(Text(_demand(result.summary.demand, result.tuned)))
     parts += [
         Text(f"changes training: {printable(change)}", style="yellow") for change in result.tuned.changes_training
     ]
@@ -46,8 +49,8 @@ def result_view(result: StudyResult) -> RenderableType:
     parts.append(
         Text(
             f"{_counted(len(result.records), 'trial')} ({measured} measured) of "
-            f"{_counted(result.summary.space_size, 'configuration')} in {duration(result.summary.seconds)}; "
-            f"workers bounded by {result.summary.workers_limit}"
+            f"{_counted(result.summary.space_size, 'configuration')} in {duration(result.summary.seconds)}"
+            f"{_probes(result.summary.probes_s)}; workers bounded by {result.summary.workers_limit}"
         )
     )
     if result.pays_off_s is not None:
@@ -225,3 +228,17 @@ def _limit(bottleneck: Bottleneck, ceiling: Ceiling | None, measured: Measured) 
         return f"{text})"
     share = 100 * measured.steady_samples_per_sec.value / ceiling.samples_per_sec
     return f"{text}, {share:.0f} % of the {rate(ceiling.samples_per_sec)} samples/s that the step alone reaches)"
+
+
+def _demand(demand: LoaderDemand, tuned: TunedConfig) -> str:
+    """What the loader lacks to keep up with the step: CPUs, or faster storage."""
+    cpus = tuned.hardware.get("cpus_usable")
+    if isinstance(cpus, int) and demand.cpus > cpus:
+        return f"CPU-bound: to keep up with the step, loading would need {demand.cpus:.0f} CPUs; {cpus} are usable"
+    if demand.wait_share >= MOSTLY_WAITING:
+        return f"storage-bound: reading a sample is waiting for {demand.wait_share:.0%} of its time"
+    return f"to keep up with the step, loading would need the work of {demand.cpus:.1f} CPUs"
+
+
+def _probes(seconds: float) -> str:
+    return f", probes {duration(seconds)} of it" if seconds > 0 else ""

@@ -97,6 +97,10 @@ class LiveProgress:
         left = f"  {minutes(seconds_left)}" if seconds_left is not None else ""
         self._print(f"{name} {value:>7}/s{usage}  {told:<13}{left}", style="bold" if is_best else None)
 
+    def probed(self, text: str, seconds: float) -> None:
+        """Print it, with what it cost."""
+        self._print(f"     {text} ({seconds:.1f} s)", style="dim")
+
     def note(self, text: str) -> None:
         """Print it."""
         self._print(text, style="yellow")

@@ -4,12 +4,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from pipetune.core.alternatives import Alternative, neighbours
-from pipetune.core.costs import Costs, costs_of_trial, guessed_costs
+from pipetune.core.ceilings import is_reached, loader_ceiling, step_ceiling
+from pipetune.core.costs import Costs, costs_of_probes, costs_of_trial, guessed_costs
 from pipetune.core.objective import Objective
 from pipetune.core.record import TrialRecord
 from pipetune.core.space import SearchSpace, TrialConfig
@@ -21,8 +23,12 @@ from pipetune.search.setting import Setting
 
 MOST_POINTS = 5000
 """Of larger spaces every second value of the counts is looked at, or every fourth, and all around the leader."""
-LEAST_TRIALS = 10
-"""So many configurations are measured before it is believed that nothing better is left."""
+LEAST_TRIALS = 6
+"""So many configurations are measured before what is expected of the others is believed at all."""
+SURE_TRIALS = 10
+"""So many before it is believed that nothing better is left, however long the planned run."""
+CORRECTED_GAIN = math.log(1.1)
+"""An older result is moved only where so much more is expected: it was measured, if elsewhere."""
 LEAST_GAIN = 0.005
 """What a trial is expected to gain at least, to be worth its time."""
 FAILED_LOSS = math.log(2)
@@ -51,19 +57,65 @@ class Guide:
         gains = self._gains(space)
         return itertools.chain(gains, (config for config in space.configs() if config not in gains))
 
-    def has_hope(self, space: SearchSpace, is_open: Callable[[TrialConfig], bool]) -> bool:
-        """Whether something open is still expected to gain what is worth a trial; true where nothing is open.
+    def enough(self, is_open: Callable[[TrialConfig], bool]) -> str | None:
+        """Why no further trial is worth its time, in words; None where one is.
 
-        Gains are those of a rate; of a front nobody knows what it lacks.
+        What is expected is expected of a rate; of a front nobody knows what it lacks.
         """
-        is_front = self._setting.config.objective is Objective.PARETO
-        if is_front or len(merged(self._ledger.records())) < LEAST_TRIALS:
-            return True
-        open_gains = [gain for config, gain in self._gains(space).items() if is_open(config)]
-        return max(open_gains, default=math.inf) >= LEAST_GAIN
+        best_first = self._ledger.best_first()
+        best = best_first[0].measurement if best_first else None
+        if best is None or self._setting.config.objective is Objective.PARETO:
+            return None
+        rate = best.effective(self._setting.plan).value
+        return self._at_ceiling(rate) or self._not_worth_it(rate, is_open)
+
+    def _at_ceiling(self, rate: float) -> str | None:
+        probes, cpus = self._ledger.probes, self._setting.hardware.cpus_usable
+        for name, ceiling in (
+            ("that the step alone reaches", step_ceiling(probes, self._ledger.space)),
+            (f"that {cpus} CPUs can load", loader_ceiling(probes, cpus)),
+        ):
+            if ceiling is not None and is_reached(rate, ceiling):
+                return f"the best makes {rate / ceiling:.0%} of the {ceiling:.4g} samples/s {name}"
+        return None
+
+    def _not_worth_it(self, rate: float, is_open: Callable[[TrialConfig], bool]) -> str | None:
+        """What the best trial that is left is expected to gain, where that is too little."""
+        records, plan = merged(self._ledger.records()), self._setting.plan
+        gains = [gain for config, gain in self._gains(self._ledger.space).items() if is_open(config)]
+        if len(records) < LEAST_TRIALS or not gains:
+            return None
+        planned_s = plan.epochs * plan.epoch_samples / rate
+        trial_s, saved_s = median(record.seconds for record in records), max(gains) * planned_s
+        if saved_s < trial_s:
+            return (
+                f"another trial takes about {trial_s:.0f} s and is expected to save {saved_s:.1f} s of the "
+                f"{planned_s / 60:.1f} min that are planned"
+            )
+        if len(records) >= SURE_TRIALS and max(gains) < LEAST_GAIN:
+            return f"nothing that is left is expected to gain {LEAST_GAIN:.1%} or more"
+        return None
+
+    def corrected(self, older: TrialConfig, is_open: Callable[[TrialConfig], bool]) -> TrialConfig:
+        """An older result as it is believed to be best here: other workers, micro-batch or precision where that pays.
+
+        Where it came from another machine, those are what its hardware decided.
+        """
+        alike = [
+            config
+            for config in self._ledger.space.configs()
+            if is_open(config)
+            and config.pin_memory == older.pin_memory
+            and (config.prefetch_factor, config.persistent_workers) == (older.prefetch_factor, older.persistent_workers)
+        ]
+        records = self._ledger.records()
+        ran = merged(records)
+        mean, _ = self._belief([older, *alike], records, ran, self._rate)
+        best = int(np.argmax(mean))
+        return [older, *alike][best] if mean[best] - mean[0] > CORRECTED_GAIN else older
 
     def costs(self) -> Costs:
-        """What the baseline's trial tells of the parts; where it did not run, the first trial that did."""
+        """What the parts cost, as far as probes and the first trial tell."""
         return self._costs(merged(self._ledger.records()))
 
     def alternatives(self, chosen: TrialConfig, rate: float) -> tuple[Alternative, ...]:
@@ -142,15 +194,17 @@ class Guide:
         return Belief(configs, costs, self._setting.plan).about(seen)
 
     def _costs(self, measured: Sequence[TrialRecord]) -> Costs:
-        """From the baseline where it ran, else from the first trial that did."""
+        """From the baseline where it ran, else from the first trial that did; probes know better what they saw."""
         facts, cpus = self._setting.facts, float(self._setting.hardware.cpus_usable)
         for record in sorted(measured, key=lambda record: record.config != self._ledger.baseline):
             assert record.measurement is not None
             if record.config.amp in facts.amps and record.measurement.steady().value > 0:
-                return costs_of_trial(
+                known = costs_of_trial(
                     record.measurement, cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator
                 )
-        return guessed_costs(cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator)
+                return costs_of_probes(self._ledger.probes, known)
+        guessed = guessed_costs(cpus=cpus, amps=facts.amps, has_accelerator=facts.has_accelerator)
+        return costs_of_probes(self._ledger.probes, guessed)
 
     def _seen(self, record: TrialRecord, value: float) -> Seen:
         assert record.measurement is not None

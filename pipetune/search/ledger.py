@@ -1,8 +1,11 @@
 """What a study has seen and said so far: its trials in order of merit, its baseline, its notes and its cost."""
 
+from collections.abc import Callable, Sequence
 from math import exp
 
+from pipetune.core.needs import Memory, Needs, Room
 from pipetune.core.objective import Objective
+from pipetune.core.probes import Probe
 from pipetune.core.record import StudySummary, TrialRecord, TrialState
 from pipetune.core.repeats import CONTENDING, PRIOR, margin, pooled
 from pipetune.core.space import SearchSpace, TrialConfig
@@ -19,7 +22,7 @@ class Ledger:
     """The trials as the storage has them, with what this run adds.
 
     `space` grows where the search widens it. `bars_workers` once workers were found to read other samples.
-    `alternatives` stand around what was chosen in the end.
+    `alternatives` stand around what was chosen in the end, and `demand` is what its step asks of the loader.
     """
 
     def __init__(self, setting: Setting, *, space: SearchSpace, baseline: TrialConfig) -> None:
@@ -31,7 +34,9 @@ class Ledger:
         self.space = space
         self.baseline = baseline
         self.bars_workers = False
+        self.probes: tuple[Probe, ...] = setting.store.probes()
         self.alternatives = earlier.alternatives if earlier else ()
+        self.demand = earlier.demand if earlier else None
 
     def records(self) -> tuple[TrialRecord, ...]:
         """Every finished trial, in order, those of earlier runs too."""
@@ -70,6 +75,16 @@ class Ledger:
         """What the next trial of the search has to be able to reach; None where none ran, or more than rates count."""
         is_rate = self._setting.config.objective is Objective.THROUGHPUT
         return (self._beaten_rate() or None) if is_rate else None
+
+    def keep_probes(self, probes: Sequence[Probe]) -> None:
+        """Keep them with the study."""
+        self.probes = tuple(probes)
+        self._setting.store.keep_probes(self.probes)
+
+    def missing_memory(self) -> Callable[[TrialConfig], Memory | None]:
+        """Tells which kind of memory a configuration needs more of than there is, as far as probes saw."""
+        needs, room = Needs.of(self.probes), room_of(self._setting)
+        return lambda config: needs.missing(config, room)
 
     def candidates(self) -> tuple[TrialRecord, ...]:
         """Trials of what may win, none that was ended early. The baseline is compared with, whatever it is."""
@@ -120,9 +135,24 @@ class Ledger:
             notes=tuple(dict.fromkeys([*self._earlier_notes, *self._notes])),
             seconds=self._setting.spending.seconds(),
             alternatives=self.alternatives,
+            demand=self.demand,
+            probes_s=sum(probe.seconds for probe in self.probes),
         )
         self._setting.store.keep_summary(summary)
         return summary
+
+
+def room_of(setting: Setting) -> Room:
+    """What trials may use of this machine: all memory, and of the GPU's what the headroom leaves."""
+    hardware = setting.hardware
+    # NVML puts a prefix before what torch calls the UUID.
+    uuid = (setting.facts.device_uuid or "none").removeprefix("GPU-")
+    gpu_bytes = next((gpu.memory_bytes for gpu in hardware.gpus if gpu.uuid.removeprefix("GPU-") == uuid), None)
+    return Room(
+        gpu_bytes=None if gpu_bytes is None else round(gpu_bytes * (1 - setting.config.gpu_memory_headroom)),
+        shared_bytes=hardware.shared_memory_bytes,
+        host_bytes=hardware.memory_bytes,
+    )
 
 
 def _may_still_win(record: TrialRecord, beaten_rate: float) -> bool:

@@ -1,16 +1,18 @@
 """The search: trial after trial until the budget, the space or the patience ends."""
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from pipetune.core.ceilings import MOSTLY_WAITING
 from pipetune.core.costs import useful_workers
 from pipetune.core.record import TrialRecord, TrialState
 from pipetune.core.space import TrialConfig, widened
 from pipetune.search.certify import question
 from pipetune.search.failures import is_beyond
-from pipetune.search.guide import LEAST_GAIN, Guide
+from pipetune.search.guide import Guide
 from pipetune.search.ledger import Ledger
 from pipetune.search.plan import usual_rule
 from pipetune.search.reference import due_reference
@@ -22,12 +24,6 @@ LIKE_FAILURES_LIMIT = 5
 """The search ends when so many trials in a row failed in the same way."""
 WAITING_PERCENT = 10.0
 """A leader at the top of the worker range that still waits this much for data gets a wider range."""
-
-MOSTLY_WAITING = 0.5
-"""From this share of a sample's time on that it waits, workers beyond the CPUs are worth a try at once.
-
-Less may be what other programs took from the CPU.
-"""
 
 
 class SearchLoop:
@@ -44,13 +40,12 @@ class SearchLoop:
     def run(self, start_from: TrialConfig | None) -> None:
         """Search from the rule on, and from an older result before it."""
         self._widen_for_waiting()
+        self._note_too_large()
         for seed in self._seeds(start_from):
             self._sampler.queue(seed)
         while self._may_go_on():
-            if not self._sampler.has_queued and not self._guide.has_hope(self._ledger.space, open_ones(self._ledger)):
-                self._ledger.note(
-                    f"stopped searching: nothing that is left is expected to gain {LEAST_GAIN:.1%} or more"
-                )
+            if not self._sampler.has_queued and (reason := self._guide.enough(open_ones(self._ledger))) is not None:
+                self._ledger.note(f"stopped searching: {reason}")
                 return
             self._queue_reference()
             try:
@@ -61,6 +56,13 @@ class SearchLoop:
             self._run(trial, config)
             if self._fails_alike():
                 return
+
+    def _note_too_large(self) -> None:
+        """Say how much of the space is not tried since probes saw that it needs more memory than there is."""
+        missing = self._ledger.missing_memory()
+        counts = Counter(kind for config in self._ledger.space.configs() if (kind := missing(config)) is not None)
+        for kind, count in counts.items():
+            self._ledger.note(f"{count} of {len(self._ledger.space)} configurations need more {kind} than there is")
 
     def _run(self, trial: Any, config: TrialConfig) -> None:
         if config == self._reference:
@@ -92,13 +94,16 @@ class SearchLoop:
             self._sampler.queue_next(due)
 
     def _seeds(self, start_from: TrialConfig | None) -> list[TrialConfig]:
-        """An older result, moved into this space, and the rule; without what was measured already."""
-        older = []
+        """An older result, moved into this space, and without probes the rule; without what was measured already."""
+        seeds = []
         with suppress(SpaceExhaustedError):
-            older = [self._sampler.nearest_open(start_from)] if start_from else []
-        rule = usual_rule(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable)
+            if start_from is not None:
+                older = self._sampler.nearest_open(start_from)
+                seeds.append(self._guide.corrected(older, open_ones(self._ledger)) if self._ledger.probes else older)
+        if not self._ledger.probes:
+            seeds.append(usual_rule(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable))
         tried = self._ledger.tried()
-        return [config for config in dict.fromkeys([*older, rule]) if config not in tried]
+        return [config for config in dict.fromkeys(seeds) if config not in tried]
 
     def _fails_alike(self) -> bool:
         """Whether the last trials all failed, and in one way: the next would too."""
@@ -159,10 +164,11 @@ def _wants_more(leader: TrialRecord, ledger: Ledger) -> bool:
 
 def open_ones(ledger: Ledger) -> Callable[[TrialConfig], bool]:
     """Tells, as things stand, whether a configuration may be tried: not done yet, and not beyond a memory limit."""
-    tried = ledger.tried()
+    tried, missing = ledger.tried(), ledger.missing_memory()
     failures = [record.failure for record in ledger.records() if record.failure is not None]
 
     def is_open(config: TrialConfig) -> bool:
-        return config not in tried and not any(is_beyond(config, failure) for failure in failures)
+        is_too_large = missing(config) is not None or any(is_beyond(config, failure) for failure in failures)
+        return config not in tried and not is_too_large
 
     return is_open

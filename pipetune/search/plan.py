@@ -2,6 +2,11 @@
 
 from pipetune.core.space import Amp, SearchSpace, TrialConfig
 
+AMPS_FASTEST_FIRST = (Amp.BF16, Amp.FP16, Amp.FP32)
+"""As is expected: bf16 before fp16, for it is as fast on tensor cores and needs no loss scaling."""
+READ_BATCH = 32
+"""Samples a worker hands over at once where nothing is trained on them, or as near to it as micro-batches come."""
+
 
 def default_baseline(space_batches: tuple[int, ...], effective_batch_size: int) -> tuple[TrialConfig, ...]:
     """Torch's own defaults, largest micro-batch first: the first that runs is the baseline."""
@@ -28,9 +33,22 @@ def usual_rule(space: SearchSpace, *, cpus_usable: int) -> TrialConfig:
     return _filled(space, max(1, cpus_usable - 1), _fastest_amp(space))
 
 
+def loader_config(space: SearchSpace, workers: int) -> TrialConfig:
+    """What reads samples without training on them: so many workers, in batches of a middling size."""
+    batch = min(space.batch_size, key=lambda size: abs(size - READ_BATCH))
+    return TrialConfig(
+        num_workers=workers,
+        prefetch_factor=space.prefetch_factor[0] if workers else None,
+        pin_memory=space.pin_memory[-1],
+        persistent_workers=False,
+        batch_size=batch,
+        accumulation_steps=space.effective_batch_size // batch,
+        amp=Amp.FP32,
+    )
+
+
 def _fastest_amp(space: SearchSpace) -> Amp:
-    """bf16 before fp16: as fast on tensor cores, and it needs no loss scaling."""
-    return next(amp for amp in (Amp.BF16, Amp.FP16, Amp.FP32) if amp in space.amp)
+    return next(amp for amp in AMPS_FASTEST_FIRST if amp in space.amp)
 
 
 def _filled(space: SearchSpace, workers: int, amp: Amp) -> TrialConfig:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from pipetune.core.facts import Preparation
 from pipetune.core.samples import SampleAgreement
-from pipetune.core.space import Amp, SearchSpace, TrialConfig
+from pipetune.core.space import SearchSpace, TrialConfig
 from pipetune.search.ledger import Ledger
+from pipetune.search.plan import loader_config
 from pipetune.search.setting import Setting
 from pipetune.search.terms import keeps_no_workers
 
@@ -14,8 +15,6 @@ COMPARE_S = 2.0
 READ_AHEAD_SHARE = 0.1
 READ_AHEAD_S = 60.0
 """Reading ahead may take this share of the time budget, and never longer than so many seconds."""
-BATCH = 32
-"""Samples a worker hands over at once while it reads ahead, or as near to it as micro-batches come."""
 
 
 def prepare(setting: Setting, ledger: Ledger) -> None:
@@ -48,16 +47,7 @@ def without_workers(space: SearchSpace) -> SearchSpace:
 def _reader(space: SearchSpace, cpus_usable: int) -> TrialConfig:
     """As many workers as there are CPUs, as far as the space has them."""
     workers = max((count for count in space.num_workers if count <= cpus_usable), default=space.num_workers[0])
-    batch = min(space.batch_size, key=lambda size: abs(size - BATCH))
-    return TrialConfig(
-        num_workers=workers,
-        prefetch_factor=space.prefetch_factor[0] if workers else None,
-        pin_memory=False,
-        persistent_workers=False,
-        batch_size=batch,
-        accumulation_steps=space.effective_batch_size // batch,
-        amp=Amp.FP32,
-    )
+    return replace(loader_config(space, workers), pin_memory=False)
 
 
 def _tell(found: Preparation, ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ class Progress(Protocol):
         ...
 
     def trial_began(self, config: TrialConfig, purpose: str, seconds_left: float | None) -> None:
-        """A trial is about to run; `purpose` is baseline, search, reference or certify."""
+        """A trial is about to run; `purpose` is baseline, probe, search, reference or certify."""
         ...
 
     def phase(self, phase: Phase) -> None:
@@ -26,6 +26,10 @@ class Progress(Protocol):
 
     def trial_ended(self, record: TrialRecord, best: TrialRecord | None, seconds_left: float | None) -> None:
         """A trial was told."""
+        ...
+
+    def probed(self, text: str, seconds: float) -> None:
+        """A probe ended; `text` says what it found, `seconds` what it cost."""
         ...
 
     def note(self, text: str) -> None:
@@ -46,6 +50,9 @@ class Silent:
         """Do nothing."""
 
     def trial_ended(self, record: TrialRecord, best: TrialRecord | None, seconds_left: float | None) -> None:
+        """Do nothing."""
+
+    def probed(self, text: str, seconds: float) -> None:
         """Do nothing."""
 
     def note(self, text: str) -> None:

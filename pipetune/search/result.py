@@ -4,7 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pipetune.core.diagnosis import bottleneck
+from pipetune.core.ceilings import loader_demand
+from pipetune.core.diagnosis import Bottleneck, bottleneck
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import CacheState
 from pipetune.core.objective import TIE_FLOOR, Objective
@@ -47,13 +48,17 @@ class Results:
 
     def _result(self, tuned: TunedConfig) -> StudyResult:
         self._setting.write(tuned)
+        limit = bottleneck(tuned.measured, tuned.ceiling)
         if self._ledger.records_of_this_run() or not self._ledger.alternatives:
-            rate = tuned.measured.effective_samples_per_sec.value
-            self._ledger.alternatives = Guide(self._setting, self._ledger).alternatives(tuned.config, rate)
+            guide, rate = Guide(self._setting, self._ledger), tuned.measured.effective_samples_per_sec.value
+            self._ledger.alternatives = guide.alternatives(tuned.config, rate)
+            # On a CPU the step takes its CPUs from the loader: there is no rate that only the loader is short of.
+            is_asked = limit is Bottleneck.INPUT and self._setting.facts.has_accelerator
+            self._ledger.demand = loader_demand(tuned.config, guide.costs()) if is_asked else None
         return StudyResult(
             folder=self._setting.folder,
             tuned=tuned,
-            bottleneck=bottleneck(tuned.measured, tuned.ceiling),
+            bottleneck=limit,
             records=self._ledger.records(),
             summary=self._ledger.keep_summary(),
         )

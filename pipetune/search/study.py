@@ -23,6 +23,7 @@ from pipetune.search.ledger import Ledger
 from pipetune.search.loop import SearchLoop, open_ones
 from pipetune.search.plan import default_baseline
 from pipetune.search.prepare import prepare
+from pipetune.search.probing import Probing
 from pipetune.search.progress import Progress
 from pipetune.search.result import Results
 from pipetune.search.sampler import SpaceSampler
@@ -146,6 +147,7 @@ class StudyRun:
         )
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()
+        Probing(setting, ledger).run()
         SearchLoop(setting, ledger, guide, sampler, trials).run(self._start_from)
         if not ledger.best_first():
             raise NothingWorksError(table_of_reasons(ledger.records()))

@@ -15,6 +15,7 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import TypeAdapter, ValidationError
 
 from pipetune.core.measurement import Measurement, TrialOutcome
+from pipetune.core.probes import Probe
 from pipetune.core.record import Certification, StudySummary, TrialRecord
 from pipetune.core.space import TrialConfig
 from pipetune.core.throughput import TrainingPlan
@@ -26,6 +27,7 @@ SCHEMA_VERSION = 1
 _CONFIG: TypeAdapter[TrialConfig] = TypeAdapter(TrialConfig)
 _OUTCOME: TypeAdapter[TrialOutcome] = TypeAdapter(TrialOutcome)
 _SUMMARY: TypeAdapter[StudySummary] = TypeAdapter(StudySummary)
+_PROBES: TypeAdapter[tuple[Probe, ...]] = TypeAdapter(tuple[Probe, ...])
 _CERTIFICATION: TypeAdapter[Certification] = TypeAdapter(Certification)
 
 
@@ -166,6 +168,17 @@ class StudyStore:
         kept = self.study.user_attrs.get("summary")
         with _of_this_version("the summary"):
             return None if kept is None else _SUMMARY.validate_python(kept)
+
+    def keep_probes(self, probes: Sequence[Probe]) -> None:
+        """Keep what was probed before the search."""
+        self.study.set_user_attr("probes", _PROBES.dump_python(tuple(probes), mode="json"))
+
+    def probes(self) -> tuple[Probe, ...]:
+        """What `keep_probes` kept; empty where nothing was, or by another version: it is probed anew."""
+        try:
+            return _PROBES.validate_python(self.study.user_attrs.get("probes", ()))
+        except ValidationError:
+            return ()
 
     def keep_certification(self, certification: Certification | None) -> None:
         """Keep the repeated measurements with the study, finished or not; None forgets them."""

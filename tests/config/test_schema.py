@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipetune.config.schema import from_mapping, load
 from pipetune.core.objective import Objective
 from pipetune.core.space import Amp, Bounds, DeclaredSpace, TrialConfig
-from pipetune.core.study import Budget, CachePolicy, Isolation, StudyConfig, WorkloadSpec
+from pipetune.core.study import Budget, CachePolicy, Isolation, ProbeKind, StudyConfig, WorkloadSpec
 from pipetune.errors import ConfigError, InputError
 
 MINIMAL = {
@@ -69,6 +69,7 @@ def test_the_least_file_gets_the_documented_defaults(tmp_path):
         storage=None,
         cache=CachePolicy.WARM,
         isolation=Isolation.WARM,
+        probes=(ProbeKind.SAMPLE, ProbeKind.LOADER, ProbeKind.STEP),
         gpu_memory_headroom=0.1,
         source=path,
     )
@@ -98,6 +99,7 @@ def test_a_whole_file_becomes_core_values(tmp_path):
         storage: sqlite:///study.db
         cache: cold
         isolation: process
+        probes: [step, sample]
         gpu_memory_headroom: 0.25
         """,
     )
@@ -138,6 +140,7 @@ def test_a_whole_file_becomes_core_values(tmp_path):
         storage="sqlite:///study.db",
         cache=CachePolicy.COLD,
         isolation=Isolation.PROCESS,
+        probes=(ProbeKind.STEP, ProbeKind.SAMPLE),
         gpu_memory_headroom=0.25,
         source=path,
     )
@@ -223,7 +226,7 @@ def test_all_problems_come_in_one_message(tmp_path):
         "line 21: batch_size: unknown key here; did you mean baseline.batch_size or search.batch_size?",
         (
             "line 22: true: unknown key; known here: study, workload, training, baseline, search, objective, "
-            "budget, device, seed, storage, cache, isolation or gpu_memory_headroom"
+            "budget, device, seed, storage, cache, isolation, probes or gpu_memory_headroom"
         ),
         '--set search.amp.min: search.amp is "bf6" and has no keys',
         '--set device: found "device"; expected key=value',
@@ -580,6 +583,8 @@ def test_other_devices_are_refused(device):
     [
         ("objective", "Weighted", "expected throughput, weighted or pareto; did you mean weighted?"),
         ("cache", "worm", "expected warm or cold; did you mean warm?"),
+        ("probes", "all", "expected auto, or a list of sample, loader or step; [] for none"),
+        ("probes", ["step", "walk"], "expected auto, or a list of sample, loader or step; [] for none"),
         ("isolation", ["warm"], "expected warm or process; did you mean warm?"),
         ("gpu_memory_headroom", 10, "expected a share of the GPU's memory, 0 to 0.9"),
         ("seed", 2**32, "expected a whole number from 0 to 4294967295"),

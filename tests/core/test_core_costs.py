@@ -1,9 +1,18 @@
 """What one trial tells of the parts of a step."""
 
 import pytest
-from builders import measurement, trial_config
+from builders import measurement, probe_of_loader, probe_of_step, trial_config
 
-from pipetune.core.costs import HIDDEN_SD, SEEN_SD, costs_of_trial, guessed_costs, useful_workers
+from pipetune.core.costs import (
+    HIDDEN_SD,
+    SEEN_SD,
+    LoadCost,
+    StepCost,
+    costs_of_probes,
+    costs_of_trial,
+    guessed_costs,
+    useful_workers,
+)
 from pipetune.core.prediction import batch_interval_s
 from pipetune.core.space import Amp
 from pipetune.core.throughput import EpochStart
@@ -117,3 +126,104 @@ def test_useful_workers_keep_up_or_keep_the_cpus_busy(work_share, wait_share, wo
 def test_useful_workers_have_an_end_where_a_step_takes_no_time():
     trial = measurement(trial_config(0), wait_share=1.0, work_share=0.0)
     assert useful_workers(costs(trial, gpu=True), 64) <= 4096
+
+
+# --- probes ----------------------------------------------------------------------------------------------------
+
+
+def probed(*probes, cpus=16.0):
+    """Costs of a workload whose baseline told: 8 ms of work a sample, and a step of 2 ms a sample in fp32."""
+    trial = measurement(trial_config(0), rate=100.0, wait_share=0.8)
+    rest = costs_of_trial(trial, cpus=cpus, amps=tuple(Amp), has_accelerator=True)
+    return costs_of_probes(probes, rest)
+
+
+def test_without_probes_nothing_changes():
+    trial = measurement(trial_config(0), rate=100.0, wait_share=0.8)
+    rest = costs_of_trial(trial, cpus=16.0, amps=tuple(Amp), has_accelerator=True)
+    assert costs_of_probes([], rest) == rest
+
+
+def test_a_sample_is_what_one_process_takes_for_it():
+    found = probed(probe_of_loader(0, batch_s=0.32, work_share=0.25, spread=0.5)).load
+    assert (found.cpu_s, found.wait_s) == (pytest.approx(0.0025), pytest.approx(0.0075))
+    # a batch of 32 whose time spreads by a half: a sample's spreads by the root of 32 times as much
+    assert found.spread == pytest.approx(0.5 * 32**0.5)
+
+
+def test_without_a_sample_of_its_own_the_fewest_workers_tell():
+    found = probed(probe_of_loader(2, batch_s=0.16), probe_of_loader(8, batch_s=0.04))
+    assert found.load.seconds == pytest.approx(0.01)
+
+
+def test_a_probe_that_knows_no_work_share_leaves_that_of_the_trial():
+    found = probed(probe_of_loader(0, batch_s=0.32, work_share=None))
+    assert found.load.wait_s == 0.0
+
+
+def test_workers_that_hold_each_other_up_are_believed_in_part():
+    # 10 ms a sample alone: 8 workers would take 40 ms for 32 and take 80
+    found = probed(probe_of_loader(0, batch_s=0.32), probe_of_loader(8, batch_s=0.08)).load
+    assert 0.5 < found.alone(8, 16.0) / found.together(8, 16.0) < 1.0
+
+
+@pytest.mark.parametrize("workers", [1, 3, 100])
+def test_workers_are_never_together_faster_than_alone(workers):
+    found = probed(probe_of_loader(0, batch_s=0.32), probe_of_loader(8, batch_s=0.01)).load
+    assert found.together(workers, 16.0) >= found.alone(workers, 16.0)
+
+
+def test_between_two_counts_the_share_is_between_theirs():
+    load = LoadCost(cpu_s=0.01, shares=((2, 1.0), (8, 0.5)))
+    assert load.alone(4, 16.0) / load.together(4, 16.0) == pytest.approx(0.75)
+    assert load.alone(1, 16.0) / load.together(1, 16.0) == 1.0
+    assert load.alone(16, 16.0) / load.together(16, 16.0) == 0.5
+
+
+def test_starts_are_what_the_first_batch_took_beside_its_own_making():
+    # batches of 32 take a worker 320 ms; 2 and 8 workers had their first after 0.52 s and 0.82 s
+    found = probed(
+        probe_of_loader(0, batch_s=0.32),
+        probe_of_loader(2, batch_s=0.16, first_batch_s=0.52),
+        probe_of_loader(8, batch_s=0.04, first_batch_s=0.82),
+    )
+    assert found.worker_start_s == pytest.approx(0.05)
+    assert found.start_s == pytest.approx(0.1)
+
+
+def test_receiving_is_told_a_sample():
+    assert probed(probe_of_loader(4, receive_s=0.0032)).receive_sample_s == pytest.approx(1e-4)
+
+
+def test_each_precision_is_as_dear_as_its_probes_say():
+    found = probed(
+        probe_of_step(batch_size=256, amp=Amp.FP32, batch_s=0.8),
+        probe_of_step(batch_size=256, amp=Amp.BF16, batch_s=0.2),
+    )
+    assert found.steps[Amp.FP32].seconds(256) == pytest.approx(0.8)
+    assert found.steps[Amp.BF16].seconds(256) == pytest.approx(0.2)
+    # fp16 was not probed, and is taken from fp32
+    assert 0.3 < found.steps[Amp.FP16].seconds(256) < 0.8
+    assert found.steps[Amp.FP16].sd > found.steps[Amp.BF16].sd
+
+
+def test_a_size_that_is_out_of_line_is_believed_in_part():
+    # GIVEN a step of 1 ms a sample that takes twice as long at the largest size, where memory is short
+    found = probed(
+        probe_of_step(batch_size=64, batch_s=0.064), probe_of_step(batch_size=256, batch_s=0.512)
+    ).steps[Amp.FP32]  # fmt: skip
+    assert 1.1 < (found.seconds(256) / 256) / (found.seconds(64) / 64) < 2.0
+
+
+@pytest.mark.parametrize("points", [((16, 0.1), (64, 0.1)), ((16, 0.1), (64, 2.0)), ((16, 0.2), (64, 0.1))])
+@pytest.mark.parametrize("size", [1, 8, 16, 32, 64, 128, 4096])
+def test_no_step_is_for_nothing(points, size):
+    step = StepCost(points=points)
+    assert step.seconds(size) > 0
+    if size > 64:
+        assert step.seconds(size) >= step.seconds(64)
+
+
+def test_copies_are_told_a_sample():
+    found = probed(probe_of_step(batch_size=64, copy_s=0.0064, pinned_copy_s=0.00064))
+    assert (found.copy_sample_s, found.pinned_copy_sample_s) == (pytest.approx(1e-4), pytest.approx(1e-5))

@@ -35,6 +35,7 @@ def study_config(*, trials=6, seconds=None, objective=Objective.THROUGHPUT, base
         "storage": None,
         "cache": CachePolicy.WARM,
         "isolation": Isolation.WARM,
+        "probes": (),
         "gpu_memory_headroom": 0.1,
         "source": None,
     }
@@ -49,12 +50,16 @@ class Told(Silent):
         self.began: list[tuple[str, TrialConfig]] = []
         self.ended: list[tuple[TrialRecord, TrialRecord | None]] = []
         self.notes: list[str] = []
+        self.probes: list[str] = []
 
     def trial_began(self, config: TrialConfig, purpose: str, seconds_left: float | None) -> None:  # noqa: ARG002
         self.began.append((purpose, config))
 
     def trial_ended(self, record: TrialRecord, best: TrialRecord | None, seconds_left: float | None) -> None:  # noqa: ARG002
         self.ended.append((record, best))
+
+    def probed(self, text: str, seconds: float) -> None:  # noqa: ARG002
+        self.probes.append(text)
 
     def note(self, text: str) -> None:
         self.notes.append(text)

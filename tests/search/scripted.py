@@ -72,7 +72,8 @@ class ScriptedRunner:
 
     `scale` changes the rate of single calls; `fails` decides which calls fail, and how. `gpu` gives the mean
     utilisation, None where NVML gives none; `waits` the percentage of time that waits for data,
-    and `works` the share of that which is work.
+    and `works` the share of that which is work. `step_alone` and `loader_alone` are the rates that probes find,
+    in samples/s; without them they are what the trials' waiting says.
     Probes, which `fails` decides on too, see the parts of the same truth: what waits is loading, the rest is the step.
     `interrupts` are the indices of calls that a signal breaks into; `closed_after` counts the calls before each close.
     """
@@ -85,6 +86,9 @@ class ScriptedRunner:
     gpu: Callable[[TrialConfig], float] | None = None
     waits: Callable[[TrialConfig], float] = lambda _: 1.0
     works: float | None = None
+    peak_bytes: Callable[[TrialConfig], int] = lambda config: config.batch_size * 2**20
+    step_alone: Callable[[TrialConfig], float] | None = None
+    loader_alone: Callable[[TrialConfig], float] | None = None
     facts: WorkloadFacts = field(default_factory=facts)
     refuses: str | None = None
     interrupts: frozenset[int] = frozenset()
@@ -119,10 +123,12 @@ class ScriptedRunner:
         has_gpu = self.facts.has_accelerator
         return failure or StepProbe(
             config=config,
-            batch_s=(1 - self.waits(config) / 100) * config.batch_size / self.rate(config),
+            batch_s=config.batch_size / self.step_alone(config)
+            if self.step_alone
+            else (1 - self.waits(config) / 100) * config.batch_size / self.rate(config),
             copy_s=config.batch_size * 2e-6 if has_gpu else None,
             pinned_copy_s=config.batch_size * 1e-6 if has_gpu else None,
-            peak_gpu_memory_bytes=config.batch_size * 2**20 if has_gpu else None,
+            peak_gpu_memory_bytes=self.peak_bytes(config) if has_gpu else None,
             batch_bytes=config.batch_size * SAMPLE_BYTES,
             seconds=seconds,
         )
@@ -133,6 +139,8 @@ class ScriptedRunner:
         failure = self._probe_failure(config)
         interval_s = config.batch_size / self.rate(config)
         batch_s = interval_s if config.num_workers else interval_s * self.waits(config) / 100
+        if self.loader_alone:
+            batch_s = config.batch_size / self.loader_alone(config)
         return failure or LoaderProbe(
             config=config,
             first_batch_s=batch_s * max(1, config.num_workers) + 0.05 * config.num_workers,

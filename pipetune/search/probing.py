@@ -1,0 +1,136 @@
+"""Before the search: single costs, probed apart, as far as their share of the budget goes."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from pipetune.core.measurement import TrialFailure
+from pipetune.core.probes import LoaderProbe, Probe, StepProbe
+from pipetune.core.space import Amp, TrialConfig
+from pipetune.core.study import ProbeKind
+from pipetune.search.ledger import Ledger
+from pipetune.search.plan import AMPS_FASTEST_FIRST, loader_config
+from pipetune.search.setting import Setting
+
+SHARE = 0.1
+"""Probes may take this share of the time budget."""
+MOST_S = 60.0
+PROBE_S = 1.0
+"""What one times, at most; slow steps and workers that start come on top."""
+LEAST_S = 0.3
+PROBES = 8
+"""About so many are made."""
+FEW_WORKERS = 2
+SMALLER = 4
+"""The second micro-batch of a step is so many times smaller: enough to see a line, and not launching alone."""
+
+P = TypeVar("P", LoaderProbe, StepProbe)
+
+
+class Probing:
+    """Asks the runner for one probe after another; keeps them with the study, so that a resumed one has them."""
+
+    def __init__(self, setting: Setting, ledger: Ledger) -> None:
+        self._setting = setting
+        self._ledger = ledger
+        budget_s = setting.config.budget.seconds
+        self._limit_s = MOST_S if budget_s is None else min(MOST_S, SHARE * budget_s)
+        self._probe_s = min(PROBE_S, max(LEAST_S, self._limit_s / PROBES))
+        self._ends_s = 0.0
+        self._found: list[Probe] = []
+
+    def run(self) -> None:
+        """Probe what the config asks for, unless an earlier run has; what fails is told and leaves a gap."""
+        kinds = self._setting.config.probes
+        if not kinds or self._ledger.probes:
+            return
+        self._ends_s = time.monotonic() + self._limit_s
+        if ProbeKind.SAMPLE in kinds:
+            self._loader(loader_config(self._ledger.space, 0))
+        if ProbeKind.STEP in kinds:
+            self._steps()
+        if ProbeKind.LOADER in kinds:
+            for workers in self._worker_counts():
+                self._loader(loader_config(self._ledger.space, workers))
+        self._ledger.keep_probes(self._found)
+
+    def _has_time(self) -> bool:
+        return time.monotonic() < self._ends_s
+
+    def _worker_counts(self) -> Iterator[int]:
+        """As many workers as CPUs, which tells most, and a few."""
+        space, cpus = self._ledger.space, self._setting.hardware.cpus_usable
+        counts = [count for count in space.num_workers if count > 0]
+        if counts:
+            many = min(counts, key=lambda count: abs(count - cpus))
+            few = min(counts, key=lambda count: abs(count - FEW_WORKERS))
+            yield from dict.fromkeys((many, few))
+
+    def _loader(self, config: TrialConfig) -> None:
+        if not self._has_time():
+            return
+        outcome = self._probed(
+            "loader alone", config, partial(self._setting.runner.probe_loader, seconds=self._probe_s)
+        )
+        if isinstance(outcome, LoaderProbe):
+            told = f"loader alone, {_workers(config)}: {config.batch_size / outcome.batch_s:.4g} samples/s"
+            self._keep(outcome, told)
+
+    def _steps(self) -> None:
+        """Each precision at the largest micro-batch that fits, the fastest first, then at a smaller one."""
+        largest = {amp: self._largest_step(amp) for amp in AMPS_FASTEST_FIRST if amp in self._ledger.space.amp}
+        for amp, size in largest.items():
+            if size is not None and (smaller := self._smaller(size)) != size:
+                self._step(amp, smaller)
+
+    def _largest_step(self, amp: Amp) -> int | None:
+        """The micro-batch that was probed; None where none was."""
+        for size in sorted(self._ledger.space.batch_size, reverse=True):
+            if not self._has_time():
+                return None
+            outcome = self._step(amp, size)
+            if not isinstance(outcome, TrialFailure) or not outcome.kind.is_memory:
+                return size if isinstance(outcome, StepProbe) else None
+        return None
+
+    def _smaller(self, size: int) -> int:
+        return min(self._ledger.space.batch_size, key=lambda one: abs(one - size / SMALLER))
+
+    def _step(self, amp: Amp, size: int) -> StepProbe | TrialFailure | None:
+        """None where there was no time for it."""
+        if not self._has_time():
+            return None
+        # One worker hands the batch over: this host forks, and never touches the dataset.
+        space = self._ledger.space
+        config = replace(
+            loader_config(space, min((count for count in space.num_workers if count), default=0)),
+            batch_size=size,
+            accumulation_steps=space.effective_batch_size // size,
+            amp=amp,
+        )
+        outcome = self._probed("step alone", config, partial(self._setting.runner.probe_step, seconds=self._probe_s))
+        if isinstance(outcome, StepProbe):
+            told = f"step alone, micro-batch {size} {amp}: {size / outcome.batch_s:.4g} samples/s"
+            self._keep(outcome, told)
+        return outcome
+
+    def _probed(
+        self, name: str, config: TrialConfig, ask: Callable[[TrialConfig], P | TrialFailure]
+    ) -> P | TrialFailure:
+        setting = self._setting
+        setting.progress.trial_began(config, f"probe, {name}", setting.spending.seconds_left())
+        with setting.signals.interruptible():
+            outcome = ask(config)
+        if isinstance(outcome, TrialFailure):
+            setting.progress.probed(f"{name}, {config.label()}: {outcome.headline()}", outcome.seconds)
+        return outcome
+
+    def _keep(self, probe: Probe, told: str) -> None:
+        self._found.append(probe)
+        self._setting.progress.probed(told, probe.seconds)
+
+
+def _workers(config: TrialConfig) -> str:
+    return f"{config.num_workers} worker{'' if config.num_workers == 1 else 's'}"
