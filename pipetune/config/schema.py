@@ -27,13 +27,13 @@ from pydantic_core import ErrorDetails
 from pipetune.config import yaml
 from pipetune.config.yaml import Document, KeyPath, shown, shown_path
 from pipetune.core.objective import Objective
+from pipetune.core.probes import ProbeKind
 from pipetune.core.space import Amp, Auto, Bounds, DeclaredSpace, TrialConfig, divisors
 from pipetune.core.study import (
     DEFAULT_HEADROOM,
     Budget,
     CachePolicy,
     Isolation,
-    ProbeKind,
     StudyConfig,
     WorkloadSpec,
 )

@@ -56,8 +56,10 @@ class LoaderDemand:
 def loader_demand(config: TrialConfig, costs: Costs) -> LoaderDemand:
     """At the rate of this configuration's step."""
     step_s = costs.steps[config.amp].seconds(config.batch_size)
-    load = costs.load
+    load, busy = costs.load, max(1, round(costs.cpus))
+    # Workers that hold each other up need more of them than one alone would say.
+    crowd = load.together(busy, costs.cpus) / load.alone(busy, costs.cpus)
     return LoaderDemand(
-        cpus=config.batch_size * load.cpu_s / step_s,
+        cpus=config.batch_size * load.cpu_s * crowd / step_s,
         wait_share=load.wait_s / load.seconds if load.seconds > 0 else 0.0,
     )

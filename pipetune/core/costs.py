@@ -114,8 +114,8 @@ class Costs:
 
     `step_sd` is how well the steps of all precisions together are known, beside what each has of its own.
     `step_cpus` is how many CPUs a step keeps busy: all threads of torch on a CPU, the launching one beside a GPU.
-    `receive_s` is what the main process spends on a batch that a worker made, `receive_sample_s` on each sample of it;
-    `hidden_share` of that goes on beside a GPU's step, or of the step beside it, and `receive_sd` is of its logarithm.
+    `receive_sample_s` is what the main process spends on each sample of a batch that a worker made; `hidden_share` of
+    that goes on beside a GPU's step, or of the step beside it, and `receive_sd` is of its logarithm.
     `copy_sample_s` is what moving a sample to the device takes, `pinned_copy_sample_s` the same from pinned memory.
     `start_s` and `worker_start_s` are of an epoch with new workers.
     """
@@ -125,7 +125,6 @@ class Costs:
     steps: Mapping[Amp, StepCost]
     step_sd: float = 0.0
     step_cpus: float = 1.0
-    receive_s: float = 0.0
     receive_sample_s: float = 0.0
     receive_sd: float = 0.0
     hidden_share: float = 0.0
@@ -136,7 +135,7 @@ class Costs:
 
     def with_receiving(self, factor: float) -> "Costs":
         """The same, with receiving so many times as dear."""
-        return replace(self, receive_s=self.receive_s * factor, receive_sample_s=self.receive_sample_s * factor)
+        return replace(self, receive_sample_s=self.receive_sample_s * factor)
 
 
 def costs_of_trial(measurement: Measurement, *, cpus: float, amps: Sequence[Amp], has_accelerator: bool) -> Costs:
@@ -235,8 +234,11 @@ def _probed_load(loaders: Sequence[LoaderProbe], rest: Costs) -> LoadCost:
     first = loaders[0]
     workers, batch = max(1, first.config.num_workers), first.config.batch_size
     seconds = workers * first.batch_s / batch
-    known_share = rest.load.cpu_s / rest.load.seconds if rest.load.seconds > 0 else 1.0
-    cpu_s = seconds * (known_share if first.work_share is None else first.work_share)
+    # Workers also wait for a CPU that others use, and for the main process: only without them is it storage.
+    share = None if first.config.num_workers else first.work_share
+    if share is None:
+        share = rest.load.cpu_s / rest.load.seconds if rest.load.seconds > 0 else 1.0
+    cpu_s = seconds * share
     load = LoadCost(
         cpu_s=cpu_s,
         wait_s=seconds - cpu_s,
@@ -264,7 +266,6 @@ def _with_probed_workers(costs: Costs, loaders: Sequence[LoaderProbe]) -> Costs:
     each_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else few_s / few
     return replace(
         costs,
-        receive_s=0.0,
         receive_sample_s=receive_s / samples,
         receive_sd=RECEIVE_SD,
         start_s=max(0.0, few_s - few * each_s),

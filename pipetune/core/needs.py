@@ -51,10 +51,11 @@ class Needs:
             for one in probes
             if isinstance(one, LoaderProbe) and one.worker_memory_bytes is not None
         ]
-        samples = [one.batch_bytes / one.config.batch_size for one in probes]
+        # Of the largest batch, in which what each batch has but once counts least.
+        largest = max(probes, key=lambda one: one.config.batch_size, default=None)
         return cls(
             gpu_peaks={amp: tuple(sorted(own.items())) for amp, own in peaks.items()},
-            sample_bytes=max(samples, default=None),
+            sample_bytes=None if largest is None else largest.batch_bytes / largest.config.batch_size,
             worker_bytes=max(workers, default=None),
         )
 
@@ -78,14 +79,17 @@ class Needs:
         return low + (high - low) * (config.batch_size - small) / (large - small)
 
     def shared_bytes(self, config: TrialConfig) -> float | None:
-        """Batches on their way from workers: each worker has prefetch_factor of them ready or in the making."""
-        if self.sample_bytes is None:
-            return None
-        return config.num_workers * (config.prefetch_factor or 0) * config.batch_size * self.sample_bytes
+        """Batches on their way from workers, in shared memory until the main process takes them.
+
+        Each worker has prefetch_factor of them ready or in the making. Where memory is pinned they are copied out of it
+        as they come, and one a worker is left.
+        """
+        each = 1 if config.pin_memory else config.prefetch_factor or 0
+        return None if self.sample_bytes is None else config.num_workers * each * config.batch_size * self.sample_bytes
 
     def host_bytes(self, config: TrialConfig) -> float | None:
-        """What the workers add, and the batches that they share."""
-        batches = self.shared_bytes(config)
-        if batches is None or self.worker_bytes is None:
+        """What the workers add, and all batches that are ready or in the making."""
+        if self.sample_bytes is None or self.worker_bytes is None:
             return None
-        return config.num_workers * self.worker_bytes + batches
+        batches = config.num_workers * (config.prefetch_factor or 0)
+        return config.num_workers * self.worker_bytes + batches * config.batch_size * self.sample_bytes

@@ -38,7 +38,7 @@ def predict(config: TrialConfig, costs: Costs, plan: TrainingPlan) -> Prediction
     def share(slower: Costs) -> float:
         return math.log(rate / foretold_rate(config, slower, plan)) / math.log(NUDGE)
 
-    has_receiving = config.num_workers > 0 and (costs.receive_s > 0 or costs.receive_sample_s > 0)
+    has_receiving = config.num_workers > 0 and costs.receive_sample_s > 0
     return Prediction(
         rate=rate,
         step_share=share(replace(costs, steps={**costs.steps, config.amp: step.scaled(NUDGE)})),
@@ -68,7 +68,7 @@ def batch_interval_s(config: TrialConfig, costs: Costs) -> float:
     step_s = costs.steps[config.amp].seconds(batch) + copy_s
     if config.num_workers == 0:
         return batch * costs.load.seconds + step_s
-    receive_s = costs.receive_s + batch * costs.receive_sample_s
+    receive_s = batch * costs.receive_sample_s
     consumer_s = step_s + receive_s - costs.hidden_share * min(step_s, receive_s)
     producer_s = batch * costs.load.together(config.num_workers, costs.cpus)
     buffered = config.num_workers * (config.prefetch_factor or 1) * _evenness(costs.load.spread, batch)

@@ -1,8 +1,18 @@
 """What a probe says: one cost of the pipeline, measured apart and cheaply, before the trials."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pipetune.core.space import TrialConfig
+
+
+class ProbeKind(StrEnum):
+    """What is probed before the search: a sample without workers, the loader with workers, the step alone."""
+
+    SAMPLE = "sample"
+    LOADER = "loader"
+    STEP = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +32,11 @@ class StepProbe:
     peak_gpu_memory_bytes: int | None
     batch_bytes: int
     seconds: float
+
+    @property
+    def kind(self) -> ProbeKind:
+        """What it is a probe of."""
+        return ProbeKind.STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +69,15 @@ class LoaderProbe:
     worker_memory_bytes: int | None
     seconds: float
 
+    @property
+    def kind(self) -> ProbeKind:
+        """What it is a probe of."""
+        return ProbeKind.LOADER if self.config.num_workers else ProbeKind.SAMPLE
+
 
 Probe = StepProbe | LoaderProbe
+
+
+def knows_both_sides(probes: Sequence[Probe]) -> bool:
+    """Whether the step was probed, and workers too: then what both make together can be foretold."""
+    return {ProbeKind.STEP, ProbeKind.LOADER} <= {one.kind for one in probes}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipetune.core.objective import Objective
+from pipetune.core.probes import ProbeKind
 from pipetune.core.space import DeclaredSpace, TrialConfig
 
 DEFAULT_HEADROOM = 0.1
@@ -18,14 +19,6 @@ class CachePolicy(StrEnum):
 
     WARM = "warm"
     COLD = "cold"
-
-
-class ProbeKind(StrEnum):
-    """What is probed before the search: a sample without workers, the loader with workers, the step alone."""
-
-    SAMPLE = "sample"
-    LOADER = "loader"
-    STEP = "step"
 
 
 class Isolation(StrEnum):

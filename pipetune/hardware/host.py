@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
@@ -117,15 +116,19 @@ def tree_memory_bytes(pid: int) -> int | None:
     The sum of proportional sizes (PSS), or of resident sizes where the kernel does not tell those.
     Processes that end meanwhile count nothing; None where none could be read.
     """
-    return sum(_process_memory_bytes(process, "pss") for process in _family(pid)) or None
+    return sum(_process_memory_bytes(process) for process in _family(pid)) or None
 
 
 def own_memory_bytes(pid: int) -> int | None:
     """Return the memory that a process and its descendants each have to themselves: what a fork shares is left out.
 
-    The sum of unique sizes (USS); otherwise as tree_memory_bytes.
+    The sum of unique sizes (USS); None where the kernel does not tell those, for a resident size holds all that is
+    shared.
     """
-    return sum(_process_memory_bytes(process, "uss") for process in _family(pid)) or None
+    try:
+        return sum(int(process.memory_full_info().uss) for process in _family(pid)) or None
+    except (psutil.Error, AttributeError, OSError):
+        return None
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -206,9 +209,9 @@ def _cpu_facts(root: Path) -> dict[str, str]:
     return facts
 
 
-def _process_memory_bytes(process: psutil.Process, size: Literal["pss", "uss"]) -> int:
+def _process_memory_bytes(process: psutil.Process) -> int:
     try:
-        return int(getattr(process.memory_full_info(), size))
+        return int(process.memory_full_info().pss)
     except psutil.NoSuchProcess:
         return 0
     except (psutil.Error, AttributeError, OSError):

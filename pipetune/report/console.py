@@ -1,5 +1,6 @@
 """A result for people, in 80 columns: the verdict, what to do with it, and the trials behind it."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -234,7 +235,9 @@ def _demand(demand: LoaderDemand, tuned: TunedConfig) -> str:
     """What the loader lacks to keep up with the step: CPUs, or faster storage."""
     cpus = tuned.hardware.get("cpus_usable")
     if isinstance(cpus, int) and demand.cpus > cpus:
-        return f"CPU-bound: to keep up with the step, loading would need {demand.cpus:.0f} CPUs; {cpus} are usable"
+        return (
+            f"CPU-bound: to keep up with the step, loading would need {math.ceil(demand.cpus)} CPUs; {cpus} are usable"
+        )
     if demand.wait_share >= MOSTLY_WAITING:
         return f"storage-bound: reading a sample is waiting for {demand.wait_share:.0%} of its time"
     return f"to keep up with the step, loading would need the work of {demand.cpus:.1f} CPUs"

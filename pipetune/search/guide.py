@@ -27,6 +27,8 @@ LEAST_TRIALS = 6
 """So many configurations are measured before what is expected of the others is believed at all."""
 SURE_TRIALS = 10
 """So many before it is believed that nothing better is left, however long the planned run."""
+CEILING_GAIN = 0.05
+"""A ceiling that is reached ends the search where no more than this is expected of anything that is left."""
 CORRECTED_GAIN = math.log(1.1)
 """An older result is moved only where so much more is expected: it was measured, if elsewhere."""
 LEAST_GAIN = 0.005
@@ -64,12 +66,18 @@ class Guide:
         """
         best_first = self._ledger.best_first()
         best = best_first[0].measurement if best_first else None
-        if best is None or self._setting.config.objective is Objective.PARETO:
+        if best is None or self._setting.config.objective is not Objective.THROUGHPUT:
             return None
         rate = best.effective(self._setting.plan).value
-        return self._at_ceiling(rate) or self._not_worth_it(rate, is_open)
+        gains = [gain for config, gain in self._gains(self._ledger.space).items() if is_open(config)]
+        if not gains:
+            return None
+        return self._at_ceiling(rate, max(gains)) or self._not_worth_it(rate, max(gains))
 
-    def _at_ceiling(self, rate: float) -> str | None:
+    def _at_ceiling(self, rate: float, gain: float) -> str | None:
+        """Sizes that were not probed may do better than those that were, and a probe may be wrong: belief is asked."""
+        if gain > CEILING_GAIN:
+            return None
         probes, cpus = self._ledger.probes, self._setting.hardware.cpus_usable
         for name, ceiling in (
             ("that the step alone reaches", step_ceiling(probes, self._ledger.space)),
@@ -79,20 +87,20 @@ class Guide:
                 return f"the best makes {rate / ceiling:.0%} of the {ceiling:.4g} samples/s {name}"
         return None
 
-    def _not_worth_it(self, rate: float, is_open: Callable[[TrialConfig], bool]) -> str | None:
+    def _not_worth_it(self, rate: float, gain: float) -> str | None:
         """What the best trial that is left is expected to gain, where that is too little."""
         records, plan = merged(self._ledger.records()), self._setting.plan
-        gains = [gain for config, gain in self._gains(self._ledger.space).items() if is_open(config)]
-        if len(records) < LEAST_TRIALS or not gains:
+        if len(records) < LEAST_TRIALS:
             return None
         planned_s = plan.epochs * plan.epoch_samples / rate
-        trial_s, saved_s = median(record.seconds for record in records), max(gains) * planned_s
+        trial_s, saved_s = median(record.seconds for record in records), gain * planned_s
         if saved_s < trial_s:
+            epochs = "1 epoch that is" if plan.epochs == 1 else f"{plan.epochs} epochs that are"
             return (
-                f"another trial takes about {trial_s:.0f} s and is expected to save {saved_s:.1f} s of the "
-                f"{planned_s / 60:.1f} min that are planned"
+                f"another trial takes about {trial_s:.0f} s and is expected to save {saved_s:.1f} s of "
+                f"{planned_s / 60:.1f} min, the {epochs} planned (training.epochs)"
             )
-        if len(records) >= SURE_TRIALS and max(gains) < LEAST_GAIN:
+        if len(records) >= SURE_TRIALS and gain < LEAST_GAIN:
             return f"nothing that is left is expected to gain {LEAST_GAIN:.1%} or more"
         return None
 
@@ -106,7 +114,7 @@ class Guide:
             for config in self._ledger.space.configs()
             if is_open(config)
             and config.pin_memory == older.pin_memory
-            and (config.prefetch_factor, config.persistent_workers) == (older.prefetch_factor, older.persistent_workers)
+            and (older.num_workers == 0 or _keeps_batches_alike(config, older))
         ]
         records = self._ledger.records()
         ran = merged(records)
@@ -143,7 +151,9 @@ class Guide:
 
     def _is_hopeless(self, config: TrialConfig, records: Sequence[TrialRecord]) -> bool:
         failed = [one for one in records if one.failure is not None and not self._ledger.is_old_failure(one)]
-        return any(one.config == config or (one.failure and is_beyond(config, one.failure)) for one in failed)
+        return self._ledger.missing_memory()(config) is not None or any(
+            one.config == config or (one.failure and is_beyond(config, one.failure)) for one in failed
+        )
 
     def _gains(self, space: SearchSpace) -> dict[TrialConfig, float]:
         """Expected gains over the best so far as a share, what is worth most first; or rates where none ran."""
@@ -243,6 +253,10 @@ class Guide:
                 and record.config.amp in costs.steps
             )
         )
+
+
+def _keeps_batches_alike(one: TrialConfig, other: TrialConfig) -> bool:
+    return (one.prefetch_factor, one.persistent_workers) == (other.prefetch_factor, other.persistent_workers)
 
 
 def _offset(measured: Sequence[TrialRecord], baseline: TrialConfig, yardstick: Yardstick) -> float:

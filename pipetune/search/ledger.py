@@ -1,14 +1,16 @@
 """What a study has seen and said so far: its trials in order of merit, its baseline, its notes and its cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import exp
 
+from pipetune.core.measurement import TrialFailure
 from pipetune.core.needs import Memory, Needs, Room
 from pipetune.core.objective import Objective
-from pipetune.core.probes import Probe
+from pipetune.core.probes import Probe, ProbeKind
 from pipetune.core.record import StudySummary, TrialRecord, TrialState
 from pipetune.core.repeats import CONTENDING, PRIOR, margin, pooled
 from pipetune.core.space import SearchSpace, TrialConfig
+from pipetune.search.failures import is_beyond
 from pipetune.search.ranking import Yardstick, ranked, search_noise
 from pipetune.search.setting import Setting
 
@@ -34,7 +36,8 @@ class Ledger:
         self.space = space
         self.baseline = baseline
         self.bars_workers = False
-        self.probes: tuple[Probe, ...] = setting.store.probes()
+        self._probed: tuple[Probe | TrialFailure, ...] = setting.store.probes()
+        self.probes_s = earlier.probes_s if earlier else 0.0
         self.alternatives = earlier.alternatives if earlier else ()
         self.demand = earlier.demand if earlier else None
 
@@ -76,15 +79,31 @@ class Ledger:
         is_rate = self._setting.config.objective is Objective.THROUGHPUT
         return (self._beaten_rate() or None) if is_rate else None
 
-    def keep_probes(self, probes: Sequence[Probe]) -> None:
-        """Keep them with the study."""
-        self.probes = tuple(probes)
-        self._setting.store.keep_probes(self.probes)
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """Those of the kinds that are asked for; an earlier run may have made others."""
+        kinds = self._setting.config.probes
+        return tuple(one for one in self._probed if not isinstance(one, TrialFailure) and one.kind in kinds)
+
+    @property
+    def unfit_probes(self) -> tuple[TrialFailure, ...]:
+        """Steps that did not fit when they were probed."""
+        asked = ProbeKind.STEP in self._setting.config.probes
+        return tuple(one for one in self._probed if isinstance(one, TrialFailure) and asked)
+
+    def keep_probe(self, probe: Probe | TrialFailure) -> None:
+        """Keep it with the study."""
+        self._probed = (*self._probed, probe)
+        self._setting.store.keep_probes(self._probed)
 
     def missing_memory(self) -> Callable[[TrialConfig], Memory | None]:
         """Tells which kind of memory a configuration needs more of than there is, as far as probes saw."""
-        needs, room = Needs.of(self.probes), room_of(self._setting)
-        return lambda config: needs.missing(config, room)
+        needs, room, unfit = Needs.of(self.probes), room_of(self._setting), self.unfit_probes
+
+        def missing(config: TrialConfig) -> Memory | None:
+            return Memory.GPU if any(is_beyond(config, one) for one in unfit) else needs.missing(config, room)
+
+        return missing
 
     def candidates(self) -> tuple[TrialRecord, ...]:
         """Trials of what may win, none that was ended early. The baseline is compared with, whatever it is."""
@@ -136,7 +155,7 @@ class Ledger:
             seconds=self._setting.spending.seconds(),
             alternatives=self.alternatives,
             demand=self.demand,
-            probes_s=sum(probe.seconds for probe in self.probes),
+            probes_s=self.probes_s,
         )
         self._setting.store.keep_summary(summary)
         return summary

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipetune.core.ceilings import MOSTLY_WAITING
 from pipetune.core.costs import useful_workers
+from pipetune.core.probes import knows_both_sides
 from pipetune.core.record import TrialRecord, TrialState
 from pipetune.core.space import TrialConfig, widened
 from pipetune.search.certify import question
@@ -94,13 +95,16 @@ class SearchLoop:
             self._sampler.queue_next(due)
 
     def _seeds(self, start_from: TrialConfig | None) -> list[TrialConfig]:
-        """An older result, moved into this space, and without probes the rule; without what was measured already."""
-        seeds = []
+        """An older result, moved into this space, and the rule; without what was measured already.
+
+        Where the loader and the step were probed, what they foretell is better than the rule.
+        """
+        seeds, is_probed = [], knows_both_sides(self._ledger.probes)
         with suppress(SpaceExhaustedError):
             if start_from is not None:
                 older = self._sampler.nearest_open(start_from)
-                seeds.append(self._guide.corrected(older, open_ones(self._ledger)) if self._ledger.probes else older)
-        if not self._ledger.probes:
+                seeds.append(self._guide.corrected(older, open_ones(self._ledger)) if is_probed else older)
+        if not is_probed:
             seeds.append(usual_rule(self._ledger.space, cpus_usable=self._setting.hardware.cpus_usable))
         tried = self._ledger.tried()
         return [config for config in dict.fromkeys(seeds) if config not in tried]

@@ -39,7 +39,8 @@ def loader_config(space: SearchSpace, workers: int) -> TrialConfig:
     return TrialConfig(
         num_workers=workers,
         prefetch_factor=space.prefetch_factor[0] if workers else None,
-        pin_memory=space.pin_memory[-1],
+        # Without workers the main process would pin, which is no part of reading.
+        pin_memory=workers > 0 and space.pin_memory[-1],
         persistent_workers=False,
         batch_size=batch,
         accumulation_steps=space.effective_batch_size // batch,

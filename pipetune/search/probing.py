@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from pipetune.core.costs import Costs
 from pipetune.core.measurement import TrialFailure
-from pipetune.core.probes import LoaderProbe, Probe, StepProbe
+from pipetune.core.probes import LoaderProbe, Probe, ProbeKind, StepProbe
 from pipetune.core.space import Amp, TrialConfig
-from pipetune.core.study import ProbeKind
+from pipetune.search.failures import is_beyond
 from pipetune.search.ledger import Ledger
 from pipetune.search.plan import AMPS_FASTEST_FIRST, loader_config
 from pipetune.search.setting import Setting
@@ -22,6 +23,8 @@ PROBE_S = 1.0
 LEAST_S = 0.3
 PROBES = 8
 """About so many are made."""
+LEAST_STEPS = 2
+"""Optimizer steps that a probe of the step makes, however long they take."""
 FEW_WORKERS = 2
 SMALLER = 4
 """The second micro-batch of a step is so many times smaller: enough to see a line, and not launching alone."""
@@ -32,32 +35,37 @@ P = TypeVar("P", LoaderProbe, StepProbe)
 class Probing:
     """Asks the runner for one probe after another; keeps them with the study, so that a resumed one has them."""
 
-    def __init__(self, setting: Setting, ledger: Ledger) -> None:
+    def __init__(self, setting: Setting, ledger: Ledger, costs: Costs) -> None:
+        """`costs` are what is known beforehand: what would take too long is left out."""
         self._setting = setting
         self._ledger = ledger
-        budget_s = setting.config.budget.seconds
-        self._limit_s = MOST_S if budget_s is None else min(MOST_S, SHARE * budget_s)
+        self._costs = costs
+        left_s = setting.spending.seconds_left()
+        self._limit_s = MOST_S if left_s is None else min(MOST_S, SHARE * left_s)
         self._probe_s = min(PROBE_S, max(LEAST_S, self._limit_s / PROBES))
         self._ends_s = 0.0
-        self._found: list[Probe] = []
 
     def run(self) -> None:
-        """Probe what the config asks for, unless an earlier run has; what fails is told and leaves a gap."""
-        kinds = self._setting.config.probes
-        if not kinds or self._ledger.probes:
-            return
-        self._ends_s = time.monotonic() + self._limit_s
-        if ProbeKind.SAMPLE in kinds:
-            self._loader(loader_config(self._ledger.space, 0))
-        if ProbeKind.STEP in kinds:
-            self._steps()
-        if ProbeKind.LOADER in kinds:
-            for workers in self._worker_counts():
-                self._loader(loader_config(self._ledger.space, workers))
-        self._ledger.keep_probes(self._found)
+        """Probe what the config asks for and no earlier run has; what fails is told and leaves a gap."""
+        known = {probe.kind for probe in self._ledger.probes}
+        lacking = [kind for kind in self._setting.config.probes if kind not in known]
+        began = time.monotonic()
+        self._ends_s = began + self._limit_s
+        try:
+            if ProbeKind.SAMPLE in lacking:
+                self._loader(loader_config(self._ledger.space, 0))
+            if ProbeKind.STEP in lacking:
+                self._steps()
+            if ProbeKind.LOADER in lacking:
+                for workers in self._worker_counts():
+                    self._loader(loader_config(self._ledger.space, workers))
+        finally:
+            if lacking:
+                self._ledger.probes_s += time.monotonic() - began
+                self._ledger.keep_summary()
 
-    def _has_time(self) -> bool:
-        return time.monotonic() < self._ends_s
+    def _has_time(self, needed_s: float = 0.0) -> bool:
+        return time.monotonic() + needed_s < self._ends_s
 
     def _worker_counts(self) -> Iterator[int]:
         """As many workers as CPUs, which tells most, and a few."""
@@ -88,32 +96,43 @@ class Probing:
     def _largest_step(self, amp: Amp) -> int | None:
         """The micro-batch that was probed; None where none was."""
         for size in sorted(self._ledger.space.batch_size, reverse=True):
-            if not self._has_time():
-                return None
+            if self._is_beyond(self._step_config(amp, size)):
+                continue
             outcome = self._step(amp, size)
             if not isinstance(outcome, TrialFailure) or not outcome.kind.is_memory:
                 return size if isinstance(outcome, StepProbe) else None
         return None
 
+    def _is_beyond(self, config: TrialConfig) -> bool:
+        """Whether it needs at least what did not fit in a trial or a probe."""
+        trials = (record.failure for record in self._ledger.records() if record.failure is not None)
+        return any(is_beyond(config, failure) for failure in (*trials, *self._ledger.unfit_probes))
+
     def _smaller(self, size: int) -> int:
         return min(self._ledger.space.batch_size, key=lambda one: abs(one - size / SMALLER))
 
-    def _step(self, amp: Amp, size: int) -> StepProbe | TrialFailure | None:
-        """None where there was no time for it."""
-        if not self._has_time():
-            return None
-        # One worker hands the batch over: this host forks, and never touches the dataset.
+    def _step_config(self, amp: Amp, size: int) -> TrialConfig:
+        """One worker hands the batch over: this host forks, and never touches the dataset."""
         space = self._ledger.space
-        config = replace(
+        return replace(
             loader_config(space, min((count for count in space.num_workers if count), default=0)),
             batch_size=size,
             accumulation_steps=space.effective_batch_size // size,
             amp=amp,
         )
+
+    def _step(self, amp: Amp, size: int) -> StepProbe | TrialFailure | None:
+        """None where there was no time for it: one process reads the batch, and whole optimizer steps are made."""
+        config = self._step_config(amp, size)
+        step_s = config.accumulation_steps * self._costs.steps[amp].seconds(size)
+        if not self._has_time(size * self._costs.load.seconds + LEAST_STEPS * step_s):
+            return None
         outcome = self._probed("step alone", config, partial(self._setting.runner.probe_step, seconds=self._probe_s))
         if isinstance(outcome, StepProbe):
             told = f"step alone, micro-batch {size} {amp}: {size / outcome.batch_s:.4g} samples/s"
             self._keep(outcome, told)
+        elif outcome.kind.is_memory:
+            self._ledger.keep_probe(outcome)
         return outcome
 
     def _probed(
@@ -128,7 +147,7 @@ class Probing:
         return outcome
 
     def _keep(self, probe: Probe, told: str) -> None:
-        self._found.append(probe)
+        self._ledger.keep_probe(probe)
         self._setting.progress.probed(told, probe.seconds)
 
 

@@ -147,7 +147,7 @@ class StudyRun:
         )
         setting.store.study.sampler = sampler
         BaselineTrial(setting, ledger, sampler, trials).run()
-        Probing(setting, ledger).run()
+        Probing(setting, ledger, guide.costs()).run()
         SearchLoop(setting, ledger, guide, sampler, trials).run(self._start_from)
         if not ledger.best_first():
             raise NothingWorksError(table_of_reasons(ledger.records()))

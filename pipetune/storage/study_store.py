@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 from pydantic import TypeAdapter, ValidationError
 
-from pipetune.core.measurement import Measurement, TrialOutcome
+from pipetune.core.measurement import Measurement, TrialFailure, TrialOutcome
 from pipetune.core.probes import Probe
 from pipetune.core.record import Certification, StudySummary, TrialRecord
 from pipetune.core.space import TrialConfig
@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 _CONFIG: TypeAdapter[TrialConfig] = TypeAdapter(TrialConfig)
 _OUTCOME: TypeAdapter[TrialOutcome] = TypeAdapter(TrialOutcome)
 _SUMMARY: TypeAdapter[StudySummary] = TypeAdapter(StudySummary)
-_PROBES: TypeAdapter[tuple[Probe, ...]] = TypeAdapter(tuple[Probe, ...])
+_PROBES: TypeAdapter[tuple[Probe | TrialFailure, ...]] = TypeAdapter(tuple[Probe | TrialFailure, ...])
 _CERTIFICATION: TypeAdapter[Certification] = TypeAdapter(Certification)
 
 
@@ -169,11 +169,11 @@ class StudyStore:
         with _of_this_version("the summary"):
             return None if kept is None else _SUMMARY.validate_python(kept)
 
-    def keep_probes(self, probes: Sequence[Probe]) -> None:
-        """Keep what was probed before the search."""
+    def keep_probes(self, probes: Sequence[Probe | TrialFailure]) -> None:
+        """Keep what was probed before the search, and what did not fit then."""
         self.study.set_user_attr("probes", _PROBES.dump_python(tuple(probes), mode="json"))
 
-    def probes(self) -> tuple[Probe, ...]:
+    def probes(self) -> tuple[Probe | TrialFailure, ...]:
         """What `keep_probes` kept; empty where nothing was, or by another version: it is probed anew."""
         try:
             return _PROBES.validate_python(self.study.user_attrs.get("probes", ()))

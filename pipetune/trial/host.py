@@ -203,6 +203,7 @@ class Host:
 
     def _probe_loader(self, session: Session, request: LoaderProbeRequest, began: float) -> ProbedEvent:
         config = request.config
+        self._kept = None  # it lies in shared memory, which workers may need
         if request.cold:
             evict(session.workload.data_paths)
         loader, _ = build_loader(session.workload, config, request.part)

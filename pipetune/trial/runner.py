@@ -188,8 +188,12 @@ class HostRunner:
         return answer.read_ahead
 
     def probe_step(self, config: TrialConfig, *, seconds: float) -> StepProbe | TrialFailure:
-        """Do it in the host that stays for the trials; what fails there is not tried again."""
-        probe = self._probed(StepProbeRequest(config=config, seconds=seconds, part=self._part()))
+        """Do it in the host that stays for the trials; running out of GPU memory is confirmed once without others."""
+        request = StepProbeRequest(config=config, seconds=seconds, part=self._part())
+        probe = self._probed(request)
+        if isinstance(probe, TrialFailure) and probe.kind is FailureKind.GPU_OUT_OF_MEMORY:
+            self.close_hosts()
+            probe = self._probed(request)
         assert isinstance(probe, StepProbe | TrialFailure)
         return probe
 

@@ -12,10 +12,11 @@ from plain import EPOCHS, PlainProcess
 from pipetune.api import read_config
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.hardware import HardwareProfile
-from pipetune.core.space import Amp, SearchSpace, TrialConfig
+from pipetune.core.space import SearchSpace
 from pipetune.core.study import StudyConfig
 from pipetune.core.throughput import TrainingPlan
 from pipetune.hardware.environment import profile, versions
+from pipetune.search.plan import loader_config
 from pipetune.search.prepare import READ_AHEAD_S, READ_AHEAD_SHARE
 from pipetune.search.terms import measure_limits, resolved_space
 from pipetune.trial.protocol import MeasureLimits
@@ -188,25 +189,11 @@ class Ground:
         budget_s = self.config.budget.seconds or BUDGET_S
         workers = max(count for count in self.space.num_workers if count <= self.hardware.cpus_usable)
         runner.prepare(
-            loading(self.space, workers),
+            replace(loader_config(self.space, workers), pin_memory=False),
             dataset_samples=self.facts.dataset_samples,
             compare_s=COMPARE_S,
             read_ahead_s=min(READ_AHEAD_S, READ_AHEAD_SHARE * budget_s),
         )
-
-
-def loading(space: SearchSpace, workers: int) -> TrialConfig:
-    """So many workers that read the largest batches."""
-    batch = space.batch_size[-1]
-    return TrialConfig(
-        num_workers=workers,
-        prefetch_factor=space.prefetch_factor[0] if workers else None,
-        pin_memory=False,
-        persistent_workers=False,
-        batch_size=batch,
-        accumulation_steps=space.effective_batch_size // batch,
-        amp=Amp.FP32,
-    )
 
 
 def machine_lines() -> list[str]:

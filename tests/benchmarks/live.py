@@ -237,6 +237,7 @@ def main() -> int:
         "most_workers": most_workers,
         "epoch_samples": config.epoch_samples,
         "seed": given.seed,
+        "machine": machine_lines(),
     }
     try:
         grid = read_grid(given.grid, config) if given.grid else None

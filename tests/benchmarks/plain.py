@@ -39,6 +39,7 @@ LEAST_BURSTS = 4
 """Workers finish together, so batches come in bursts of num_workers: a stretch holds several of them."""
 ENDLESS = 2**40
 TIMEOUT_S = 240
+CLOSE_S = 5
 KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "batch_size", "accumulation_steps")
 
 
@@ -253,7 +254,11 @@ class PlainProcess:
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._log.close()
 
     def _send(self, job: dict[str, Any]) -> None:

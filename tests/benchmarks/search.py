@@ -52,6 +52,8 @@ NEAR = (0.90, 0.95, 0.97)
 CORRELATION = 0.5
 PROBES_S = 30.0
 OVERHEAD_S = 7.0
+HOST_S = 10.0
+"""What a host costs that ran out of memory: another is started, and the workload built anew."""
 GRIDS = Path(__file__).parents[2] / "studies/search/grids"
 
 
@@ -86,6 +88,16 @@ class Machine:
         for config in default_baseline(space.batch_size, space.effective_batch_size):
             if self.measure(replace(config, pin_memory=space.pin_memory[0])) is not None:
                 return
+
+    def find_largest(self) -> None:
+        """What a probe of the step finds out on its way down, a host for each size that does not fit.
+
+        bf16 and fp16 share what did not fit, and fp32 what the baseline met.
+        """
+        sizes = self.surface.space.batch_size
+        self.largest = dict(self.surface.effects.memory)
+        reduced = self.largest.get(Amp.BF16, sizes[-1])
+        self.spent_s += HOST_S * sum(size > reduced for size in sizes)
 
     @property
     def trials(self) -> int:
@@ -131,7 +143,7 @@ def believed(machine: Machine, seed: int, *, probed: bool) -> Iterator[TrialConf
     """Ours: the prediction corrected by a Gaussian process, and the greatest expected gain next."""
     if probed:
         costs = probed_costs(machine, random.Random(f"probes {seed}"))
-        machine.largest = dict(machine.surface.effects.memory)
+        machine.find_largest()
         machine.spent_s += PROBES_S
     else:
         costs = baseline_costs(machine)
@@ -181,7 +193,8 @@ def loader_probes(surface: Surface, rng: random.Random) -> Iterator[LoaderProbe]
     parts, batch = surface.parts, 32
     sample = wrong(rng)
     making_s = batch * (parts.sample_cpu_s + parts.sample_wait_s)
-    for workers in (0, 2, surface.space.num_workers[-1]):
+    as_cpus = min(surface.space.num_workers, key=lambda count: abs(count - parts.cpus))
+    for workers in dict.fromkeys((0, 2, as_cpus)):
         own = sample if workers == 0 else wrong(rng)
         start_s = (parts.start_s + parts.worker_start_s * workers) if workers else 0.0
         yield LoaderProbe(

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pipetune.config.schema import from_mapping, load
 from pipetune.core.objective import Objective
+from pipetune.core.probes import ProbeKind
 from pipetune.core.space import Amp, Bounds, DeclaredSpace, TrialConfig
-from pipetune.core.study import Budget, CachePolicy, Isolation, ProbeKind, StudyConfig, WorkloadSpec
+from pipetune.core.study import Budget, CachePolicy, Isolation, StudyConfig, WorkloadSpec
 from pipetune.errors import ConfigError, InputError
 
 MINIMAL = {

@@ -7,7 +7,6 @@ from pipetune.core.needs import Memory, Needs, Room
 from pipetune.core.space import Amp
 
 GIB = 2**30
-PLENTY = Room(gpu_bytes=100 * GIB, shared_bytes=100 * GIB, host_bytes=100 * GIB)
 
 
 def needs(*, peaks=((64, 10), (256, 34)), sample_bytes=2**20, worker_bytes=GIB):
@@ -45,6 +44,12 @@ def test_the_first_kind_that_is_short_is_named(there, kind):
 def test_without_workers_nothing_is_shared():
     assert needs().shared_bytes(trial_config(0)) == 0
     assert needs().missing(trial_config(0), room(shared_bytes=1, host_bytes=1)) is None
+
+
+def test_pinned_batches_leave_shared_memory_as_they_come():
+    pinned, pageable = (trial_config(4, prefetch_factor=8, pin_memory=pin) for pin in (True, False))
+    assert needs().shared_bytes(pageable) == 8 * needs().shared_bytes(pinned)
+    assert needs().host_bytes(pageable) == needs().host_bytes(pinned)
 
 
 def test_more_workers_and_more_prefetching_need_more():

@@ -21,7 +21,7 @@ def all_costs(draw):
         load=LoadCost(cpu_s=draw(seconds), wait_s=draw(st.sampled_from([0.0, 0.01]))),
         steps={amp: StepCost.line(fixed_s=draw(seconds), sample_s=draw(seconds)) for amp in Amp},
         step_cpus=draw(st.sampled_from([1.0, 2.0])),
-        receive_s=draw(st.sampled_from([0.0, 1e-3])),
+        receive_sample_s=draw(st.sampled_from([0.0, 1e-5])),
     )
 
 
@@ -83,7 +83,7 @@ def test_dearer_parts_never_make_it_faster(config, given_costs):
     dearer = (
         replace(given_costs, load=given_costs.load.scaled(1.5)),
         replace(given_costs, steps={amp: step.scaled(1.5) for amp, step in given_costs.steps.items()}),
-        replace(given_costs, receive_s=given_costs.receive_s + 0.01),
+        replace(given_costs, receive_sample_s=given_costs.receive_sample_s + 1e-4),
         replace(given_costs, worker_start_s=given_costs.worker_start_s + 1),
     )
     for other in dearer:
