@@ -37,8 +37,8 @@ FAILED_LOSS = math.log(2)
 """What fails is taken to be so much slower than believed: what it has in common with others is tried last."""
 FAILED_SD = 0.2
 THRIFT = 0.25
-"""How much the seconds of a trial count against what it may gain. 1 is gain a second, which puts off what is dear for
-too long (tests/benchmarks/search.py: 7 trials to 97 % instead of 5); 0 asks for the gain alone, in more seconds."""
+"""How much the seconds of a trial count against what it may gain: 1 is gain a second, which puts off what is dear for
+too many trials; 0 asks for the gain alone, in more seconds. Chosen by tests/benchmarks/search.py."""
 TRIAL_OVERHEAD_S = 3.0
 """Of a trial in a warm host, beside the least time of its windows."""
 CENSORED_SD = 0.2
