@@ -19,10 +19,11 @@ ROOT = Path(__file__).parent.parent
 MAIN = "from pipetune.cli.main import main; main()"
 # Windows of a tenth of a second, and the least to certify: tests look at what the command says and leaves behind.
 QUICK = f"""
-from pipetune.search import budget, certify, prepare, study
+from pipetune.search import budget, certify, prepare, probing, study
 budget.ROUNDS = 2
 certify.MAX_FINALISTS = 1
 prepare.COMPARE_S, prepare.READ_AHEAD_S = 0.1, 0.4
+probing.PROBE_S = probing.LEAST_S = 0.05
 from pipetune.trial.protocol import MeasureLimits
 study.measure_limits = lambda config: MeasureLimits(min_s=0.4, max_s=0.8, window_s=0.1, warm_up_s=0.1)
 {MAIN}

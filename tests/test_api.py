@@ -30,6 +30,7 @@ def config(target="job.py:build", **changes):
         "training": {"effective_batch_size": 64},
         "search": {"num_workers": 0, "pin_memory": False, "batch_size": [32, 64], "amp": "fp32"},
         "budget": {"time": 60, "trials": 1},
+        "probes": [],
     }
     return values | changes
 

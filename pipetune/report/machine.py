@@ -3,6 +3,7 @@
 from typing import Any
 
 from pipetune.config.tuned_file import best_measured_block, ceiling_block, config_blocks, flat_config, measured_block
+from pipetune.core.ceilings import LoaderDemand
 from pipetune.core.record import StudyResult, TrialRecord, Validation
 from pipetune.core.throughput import TrainingPlan
 from pipetune.core.tuned import Measured
@@ -34,9 +35,16 @@ def result_object(result: StudyResult) -> dict[str, Any]:
             for one in result.summary.alternatives
         ],
         "notes": list(result.summary.notes),
+        "loader_demand": _demand(result.summary.demand),
         "seconds": round(result.summary.seconds, 1),
+        "probe_seconds": round(result.summary.probes_s, 1),
         "pays_off_s": None if result.pays_off_s is None else round(result.pays_off_s, 1),
     }
+
+
+def _demand(demand: LoaderDemand | None) -> dict[str, float] | None:
+    """What loading would need to keep up with the step; null where it does not limit."""
+    return None if demand is None else {"cpus": round(demand.cpus, 2), "wait_share": round(demand.wait_share, 3)}
 
 
 def validation_object(validation: Validation) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`tune` and `show` on real trials: what they print, what they leave behind, and when they refuse."""
 
 import json
+import re
 import shutil
 import signal
 from datetime import UTC, datetime, timedelta
@@ -61,6 +62,13 @@ def test_progress_goes_to_standard_error(finished_study):
     assert "9 configurations" not in finished_study.stdout
     assert len([line for line in lines if "  w=" in line]) == 4
     assert "\x1b" not in finished_study.stderr
+
+
+def test_each_probe_is_told_with_its_cost(finished_study):
+    told = "\n".join(finished_study.stderr.splitlines())
+    # a sample and one worker; the step at its largest micro-batch and at a quarter of it
+    for probe in ("loader alone, 0 workers", "loader alone, 1 worker", "micro-batch 64 fp32", "micro-batch 16 fp32"):
+        assert re.search(rf"{probe}: [\d.e+]+ samples/s \(\d+\.\d s\)", told)
 
 
 def test_the_baseline_is_trial_0(finished_study):

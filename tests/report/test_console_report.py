@@ -15,11 +15,13 @@ from made_results import (
     rendered,
     result,
     shown,
+    summary,
     trial,
     tuned_config,
     widest,
 )
 
+from pipetune.core.ceilings import LoaderDemand
 from pipetune.core.measurement import FailureKind
 from pipetune.core.record import TrialRecord, Validation
 from pipetune.report.console import MAX_REMARKS, duration, rate, remark_lines, trials_table, validation_text
@@ -47,6 +49,22 @@ def test_nothing_is_wider_than_80_columns_or_cut(made):
     text = shown(made())
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
+
+
+@pytest.mark.parametrize(("demand", "told"), [
+    (LoaderDemand(cpus=22.1, wait_share=0.0), "loading would need 23 CPUs; 16 are usable"),
+    (LoaderDemand(cpus=16.0, wait_share=0.9), "storage-bound: reading a sample is waiting for 90% of its time"),
+    (LoaderDemand(cpus=3.24, wait_share=0.1), "loading would need the work of 3.2 CPUs"),
+])  # fmt: skip
+def test_what_the_loader_lacks_is_told(demand, told):
+    text = " ".join(shown(result(summary=summary(demand=demand))).split())
+    assert told in text
+    assert told not in " ".join(shown(certified()).split())
+
+
+def test_what_probes_cost_is_told():
+    assert "probes 31 s of it" in " ".join(shown(result(summary=summary(probes_s=31.2))).split())
+    assert "probes" not in shown(certified())
 
 
 def test_the_longest_configuration_keeps_its_line_in_the_table_of_trials():

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 from builders import PLAN, estimate, facts, measured, space
-from made_results import RECORDS, certified, failures, no_gain, provisional, result, widest
+from made_results import RECORDS, certified, failures, no_gain, provisional, result, summary, widest
 
 from pipetune.config.tuned_file import to_mapping
+from pipetune.core.ceilings import LoaderDemand
 from pipetune.core.record import Validation
 from pipetune.report.machine import result_object, validation_object
 
@@ -63,6 +64,13 @@ def test_values_are_the_results():
     assert told["baseline"]["measured"]["effective_samples_per_sec"]["value"] == 295.1
     assert told["ceiling"] == {"samples_per_sec": 2488.0, "limit": "compute"}
     assert told["seconds"] == 254.6
+
+
+def test_what_the_loader_lacks_is_told_in_numbers():
+    made = result(summary=summary(demand=LoaderDemand(cpus=22.345, wait_share=0.1), probes_s=31.26))
+    told = result_object(made)
+    assert (told["loader_demand"], told["probe_seconds"]) == ({"cpus": 22.34, "wait_share": 0.1}, 31.3)
+    assert result_object(certified())["loader_demand"] is None
 
 
 def test_a_measured_trial_has_numbers_and_no_failure():
