@@ -13,7 +13,7 @@ from fake_nvml import CLOCK_OFFSET_S, FakeDevice, FakeNVML, NVMLError_NotSupport
 from pipetune.core.interference import Cause
 from pipetune.core.measurement import GpuUsage
 from pipetune.hardware import gpu_counters
-from pipetune.hardware.nvml import GpuSampler, list_gpus, list_tenants
+from pipetune.hardware.nvml import GpuSampler, list_tenants
 
 HEAT_HW, HEAT_SW, BRAKE, CAP, IDLE = 64, 32, 128, 4, 1
 
@@ -398,6 +398,12 @@ def start_load(seconds, **how):
     return load
 
 
+def visible_uuid():
+    """The GPU that torch takes: not the first of the machine where CUDA_VISIBLE_DEVICES says otherwise."""
+    code = "import torch; print(torch.cuda.get_device_properties(0).uuid)"
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 def watch(sampler, seconds):
     """Windows of half a second, with a mark at each border; also the longest time that a mark took."""
     windows, longest_s = [], 0.0
@@ -423,7 +429,7 @@ def end(*loads):
 def test_a_real_gpu_tells_its_counters_and_ours_is_not_foreign():
     before = list_tenants()
     load = start_load(30)
-    sampler = GpuSampler.open(list_gpus()[0][0].uuid, before=before)
+    sampler = GpuSampler.open(visible_uuid(), before=before)
     try:
         windows, longest_s = watch(sampler, 6)
         usage = sampler.usage(windows)
@@ -450,7 +456,7 @@ def test_on_a_real_gpu_who_was_there_before_is_foreign():
     time.sleep(3)  # until the driver has seen it compute: inside a container only that list has the right number
     before = list_tenants()
     ours = start_load(30)
-    sampler = GpuSampler.open(list_gpus()[0][0].uuid, before=before)
+    sampler = GpuSampler.open(visible_uuid(), before=before)
     try:
         windows, _ = watch(sampler, 6)
         found = sampler.foreign(windows, [ours.pid])
