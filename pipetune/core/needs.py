@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipetune.core.measurement import FailureKind
 from pipetune.core.probes import LoaderProbe, Probe, StepProbe
 from pipetune.core.space import Amp, TrialConfig
 
@@ -17,6 +18,11 @@ class Memory(StrEnum):
     GPU = "GPU memory"
     SHARED = "shared memory"
     HOST = "memory"
+
+
+def memory_of(kind: FailureKind) -> Memory:
+    """The kind of memory that a failure ran out of; for the others main memory."""
+    return {FailureKind.GPU_OUT_OF_MEMORY: Memory.GPU, FailureKind.SHARED_MEMORY: Memory.SHARED}.get(kind, Memory.HOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,14 @@ class Spending:
         reserve = min(_least_s(pair_seconds) + choosing, CERTIFICATION_SHARE * self.budget.seconds)
         return left > reserve + _typical_s(records)
 
+    def allows_first(self, records: Sequence[TrialRecord]) -> bool:
+        """Whether one configuration beside the baseline is tried, whatever measuring both again will take.
+
+        A slow baseline can use up a small budget, and without another there is nothing to certify.
+        """
+        left = self.seconds_left()
+        return len(records) == 1 and self.budget.trials != 1 and (left is None or left > 0)
+
     def allows_choosing(self, round_s: float, pair_seconds: Sequence[float]) -> bool:
         """Whether another round among the finalists fits before the chosen one meets the baseline."""
         left = self.seconds_left()

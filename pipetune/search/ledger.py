@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import exp
 
 from pipetune.core.measurement import TrialFailure
-from pipetune.core.needs import Memory, Needs, Room
+from pipetune.core.needs import Memory, Needs, Room, memory_of
 from pipetune.core.objective import Objective
 from pipetune.core.probes import Probe, ProbeKind
 from pipetune.core.record import StudySummary, TrialRecord, TrialState
@@ -101,7 +101,8 @@ class Ledger:
         needs, room, unfit = Needs.of(self.probes), room_of(self._setting), self.unfit_probes
 
         def missing(config: TrialConfig) -> Memory | None:
-            return Memory.GPU if any(is_beyond(config, one) for one in unfit) else needs.missing(config, room)
+            met = next((one for one in unfit if is_beyond(config, one)), None)
+            return needs.missing(config, room) if met is None else memory_of(met.kind)
 
         return missing
 

@@ -80,6 +80,8 @@ class SearchLoop:
         """Whether a trial fits beside the certification of what leads now."""
         records, ledger = self._ledger.records(), self._ledger
         spending = self._setting.spending
+        if spending.allows_first(records):
+            return True
         seconds = {record.config: spending.fresh_s(record.seconds) for record in ledger.best_first()}
         if not seconds:
             return spending.allows_trial(records, [])

@@ -44,6 +44,8 @@ class Probing:
         self._limit_s = MOST_S if left_s is None else min(MOST_S, SHARE * left_s)
         self._probe_s = min(PROBE_S, max(LEAST_S, self._limit_s / PROBES))
         self._ends_s = 0.0
+        # One worker hands the batch over: that host forks, and never touches the dataset.
+        self._step_workers = min((count for count in ledger.space.num_workers if count), default=0)
 
     def run(self) -> None:
         """Probe what the config asks for and no earlier run has; what fails is told and leaves a gap."""
@@ -99,6 +101,10 @@ class Probing:
             if self._is_beyond(self._step_config(amp, size)):
                 continue
             outcome = self._step(amp, size)
+            if self._step_workers and isinstance(outcome, TrialFailure) and not outcome.kind.is_memory:
+                # Perhaps it was the worker: the step has none.
+                self._step_workers = 0
+                outcome = self._step(amp, size)
             if not isinstance(outcome, TrialFailure) or not outcome.kind.is_memory:
                 return size if isinstance(outcome, StepProbe) else None
         return None
@@ -112,10 +118,9 @@ class Probing:
         return min(self._ledger.space.batch_size, key=lambda one: abs(one - size / SMALLER))
 
     def _step_config(self, amp: Amp, size: int) -> TrialConfig:
-        """One worker hands the batch over: this host forks, and never touches the dataset."""
         space = self._ledger.space
         return replace(
-            loader_config(space, min((count for count in space.num_workers if count), default=0)),
+            loader_config(space, self._step_workers),
             batch_size=size,
             accumulation_steps=space.effective_batch_size // size,
             amp=amp,

@@ -1,6 +1,7 @@
 """Probes in whole studies: what is asked, what comes of it, and what their absence or failure changes."""
 
 import itertools
+import re
 
 import pytest
 from builders import GPU, facts, hardware, trial_config
@@ -12,6 +13,7 @@ from pipetune.core.probes import LoaderProbe, ProbeKind, StepProbe
 from pipetune.core.space import Amp, DeclaredSpace
 from pipetune.errors import InterruptedStudyError
 from pipetune.search import bench, probing
+from pipetune.search.budget import Spending
 
 EVERYTHING = tuple(ProbeKind)
 GIB = 2**30
@@ -154,10 +156,43 @@ def test_probes_that_fail_leave_the_study_as_it_is_without_them(lab, kind):
     assert any(kind.value in told for told in lab.told.probes)
 
 
-def test_a_step_that_fails_in_a_precision_is_probed_once_in_it(lab):
+def test_a_step_that_fails_in_a_precision_is_probed_no_further_in_it(lab):
     runner = runner_of(fails=fails_with(FailureKind.NON_FINITE, lambda config: config.amp is Amp.FP16))
     lab.run(study_config(trials=2, probes=(ProbeKind.STEP,)), runner)
-    assert [config.amp for config in runner.probed].count(Amp.FP16) == 1
+    # with a worker, and without, since it might have been that
+    assert [c.num_workers for c in runner.probed if c.amp is Amp.FP16] == [1, 0]
+
+
+def test_workers_that_crash_do_not_keep_the_step_from_being_probed(lab):
+    runner = runner_of(fails=fails_with(FailureKind.CRASH, lambda config: config.num_workers > 0))
+    lab.run(study_config(trials=2, probes=EVERYTHING), runner)
+    found = lab.store().probes()
+    assert {one.config.amp for one in found if isinstance(one, StepProbe)} == set(Amp)
+    assert all(one.config.num_workers == 0 for one in found)
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    (FailureKind.GPU_OUT_OF_MEMORY, "GPU memory"), (FailureKind.HOST_OUT_OF_MEMORY, "memory"),
+])  # fmt: skip
+def test_what_a_probe_ran_out_of_is_named(lab, kind, name):
+    # GIVEN steps that do not fit above 64, which probes meet and the baseline does not
+    fails = fails_with(kind, lambda config: config.batch_size > 64 and config.num_workers > 0)
+    result = lab.run(study_config(trials=2, probes=(ProbeKind.STEP,)), runner_of(fails=fails))
+    assert any(re.search(rf"configurations need more {name} than there is", note) for note in result.summary.notes)
+
+
+def test_something_is_tried_however_slow_the_baseline_was(lab, monkeypatch):
+    # GIVEN a baseline after which all but 5 s of a budget are gone
+    clock = [0.0]
+    monkeypatch.setattr(Spending.__init__, "__kwdefaults__", {"clock": lambda: clock[0]})
+
+    def scale(_):
+        clock[0] += 55.0
+        return 1.0
+
+    runner = runner_of(scale=scale)
+    lab.run(study_config(trials=None, seconds=60.0, probes=()), runner)
+    assert len(runner.searched) == 2
 
 
 # --- the end of a search ---------------------------------------------------------------------------------------
