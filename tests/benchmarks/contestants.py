@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
 import grids
 import recorded
@@ -57,13 +59,18 @@ class FirstTried(Silent):
         say(f"{seconds_left or 0:.0f} s left: {record.config.label()}: {record.state}; {leads} leads")
 
 
-def by_study(config: StudyConfig, tune: Callable[..., StudyResult] = api.tune) -> list[Claim]:
-    """The baseline, and what the study says of its winner.
+def tune_in_full(config: StudyConfig, **how: Any) -> StudyResult:
+    """A study that goes on to the end of its budget.
 
-    The planned run takes seconds, so that the plain loop can time it. No further trial would be worth its time for
-    that, so the study is kept from ending for it.
+    The planned run takes seconds, so that the plain loop can time it, and for that no further trial would be worth its
+    time.
     """
-    guide.LEAST_TRIALS = guide.SURE_TRIALS = NEVER
+    with patch.object(guide, "LEAST_TRIALS", NEVER):
+        return api.tune(config, **how)
+
+
+def by_study(config: StudyConfig, tune: Callable[..., StudyResult] = tune_in_full) -> list[Claim]:
+    """The baseline, and what the study says of its winner."""
     tried, began = FirstTried(), time.monotonic()
     with TemporaryDirectory() as folder:
         result = tune(config, study_dir=folder, progress=tried)
