@@ -28,7 +28,7 @@ def step_ceiling(probes: Sequence[Probe], space: SearchSpace) -> float | None:
     steps = [one for one in probes if isinstance(one, StepProbe) and one.config.batch_size in space.batch_size]
     if not {one.config.amp for one in steps} >= set(space.amp):
         return None
-    return max(one.config.batch_size / one.batch_s for one in steps)
+    return max(one.samples_per_sec for one in steps)
 
 
 def loader_ceiling(probes: Sequence[Probe], cpus: float) -> float | None:
@@ -61,5 +61,5 @@ def loader_demand(config: TrialConfig, costs: Costs) -> LoaderDemand:
     crowd = load.together(busy, costs.cpus) / load.alone(busy, costs.cpus)
     return LoaderDemand(
         cpus=config.batch_size * load.cpu_s * crowd / step_s,
-        wait_share=load.wait_s / load.seconds if load.seconds > 0 else 0.0,
+        wait_share=load.wait_share,
     )

@@ -93,6 +93,11 @@ class LoadCost:
         """Both together."""
         return self.cpu_s + self.wait_s
 
+    @property
+    def wait_share(self) -> float:
+        """Share of a sample's time that is waiting, 0-1; 0 where it takes none."""
+        return self.wait_s / self.seconds if self.seconds > 0 else 0.0
+
     def alone(self, workers: int, cpus: float) -> float:
         """Seconds a sample of so many workers (at least one), none of whom holds up another."""
         return max(self.seconds / workers, self.cpu_s / cpus)
@@ -236,9 +241,7 @@ def _probed_load(loaders: Sequence[LoaderProbe], rest: Costs) -> LoadCost:
     seconds = workers * first.batch_s / batch
     # Workers also wait for a CPU that others use, and for the main process: only without them is it storage.
     share = None if first.config.num_workers else first.work_share
-    if share is None:
-        share = rest.load.cpu_s / rest.load.seconds if rest.load.seconds > 0 else 1.0
-    cpu_s = seconds * share
+    cpu_s = seconds * (1 - rest.load.wait_share if share is None else share)
     load = LoadCost(
         cpu_s=cpu_s,
         wait_s=seconds - cpu_s,

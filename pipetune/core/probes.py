@@ -38,6 +38,11 @@ class StepProbe:
         """What it is a probe of."""
         return ProbeKind.STEP
 
+    @property
+    def samples_per_sec(self) -> float:
+        """What it alone would make."""
+        return self.config.batch_size / self.batch_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProbe:
@@ -73,6 +78,11 @@ class LoaderProbe:
     def kind(self) -> ProbeKind:
         """What it is a probe of."""
         return ProbeKind.LOADER if self.config.num_workers else ProbeKind.SAMPLE
+
+    @property
+    def samples_per_sec(self) -> float:
+        """What it alone would make."""
+        return self.config.batch_size / self.batch_s
 
 
 Probe = StepProbe | LoaderProbe

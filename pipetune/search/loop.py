@@ -124,12 +124,12 @@ class SearchLoop:
         """Allow more workers than CPUs from the start where reading a sample is mostly waiting."""
         ledger, costs = self._ledger, self._guide.costs()
         load = costs.load
-        if not self._may_widen() or load.wait_s < MOSTLY_WAITING * load.seconds:
+        if not self._may_widen() or load.wait_share < MOSTLY_WAITING:
             return
         useful = useful_workers(costs, ledger.space.batch_size[-1])
         if self._widened(to=useful):
             ledger.note(
-                f"reading a sample is waiting for {load.wait_s / load.seconds:.0%} of its time: up to "
+                f"reading a sample is waiting for {load.wait_share:.0%} of its time: up to "
                 f"{ledger.space.num_workers[-1]} workers are tried"
             )
 

@@ -85,7 +85,7 @@ class Probing:
             "loader alone", config, partial(self._setting.runner.probe_loader, seconds=self._probe_s)
         )
         if isinstance(outcome, LoaderProbe):
-            told = f"loader alone, {_workers(config)}: {config.batch_size / outcome.batch_s:.4g} samples/s"
+            told = f"loader alone, {_workers(config)}: {outcome.samples_per_sec:.4g} samples/s"
             self._keep(outcome, told)
 
     def _steps(self) -> None:
@@ -134,7 +134,7 @@ class Probing:
             return None
         outcome = self._probed("step alone", config, partial(self._setting.runner.probe_step, seconds=self._probe_s))
         if isinstance(outcome, StepProbe):
-            told = f"step alone, micro-batch {size} {amp}: {size / outcome.batch_s:.4g} samples/s"
+            told = f"step alone, micro-batch {size} {amp}: {outcome.samples_per_sec:.4g} samples/s"
             self._keep(outcome, told)
         elif outcome.kind.is_memory:
             self._ledger.keep_probe(outcome)

@@ -136,14 +136,6 @@ def runner(folder):
         yield runner
 
 
-@pytest.fixture
-def begin(folder):
-    """Make the workload fail from now on; it is sound again after the test."""
-    file = folder / "fault"
-    yield file.write_text
-    file.unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}, {fault.trial.label()}")
 def test_a_fault_has_a_name_and_ends_with_its_trial(runner, begin, fault):
     # GIVEN a workload that is going to fail, and perhaps hosts that have worked well with it

@@ -591,14 +591,6 @@ def runner(folder):
         yield runner
 
 
-@pytest.fixture
-def begin(folder):
-    """Make the samples fail from now on; they are sound again after the test."""
-    file = folder / "fault"
-    yield file.write_text
-    file.unlink(missing_ok=True)
-
-
 def first_losses(runner, folder):
     (folder / "steps").unlink(missing_ok=True)
     assert isinstance(runner.run(config(0), QUICK), Measurement)
