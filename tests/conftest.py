@@ -1,5 +1,6 @@
 """What all tests share: builders and the scripted runner are importable from every folder."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,3 +21,10 @@ def finished_study(tmp_path_factory):
     from commands import finish_study
 
     return finish_study(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="session")
+def visible_gpu_uuid():
+    """The GPU that torch takes: not the first of the machine where CUDA_VISIBLE_DEVICES says otherwise."""
+    code = "import torch; print(torch.cuda.get_device_properties(0).uuid)"
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()

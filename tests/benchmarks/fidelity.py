@@ -1,7 +1,7 @@
 """Whether a trial's rates are what training delivers: real trials beside a plain training loop, in turns.
 
 Run: python tests/benchmarks/fidelity.py [--workloads images tokens] [--configs 6] [--repeats 3] [--device cpu|cuda]
-     [--seconds 2] [--epoch-seconds 1.5] [--plain-loops 2] [--threads N] [--seed 0] [--out FILE]
+     [--seconds 2] [--epoch-seconds 1.5] [--plain-loops 2] [--threads N] [--seed 0] [--only LABEL ...] [--out FILE]
 
 Random points of each built-in workload's search space on this machine. A repeat of a point is one trial (in a warm
 host, as a study runs it) and each plain loop once, in random order. Each repeat has a host and plain processes of
@@ -11,9 +11,10 @@ the time that a step was foretold.
 
 Error is the median over the repeats of the trial against the plain loops of the same repeat, since machines drift;
 spread is half the range of all plain rates over their median; a point is within where |error| is at most 2 % or the
-spread, whichever is larger. With two plain loops the second is judged against the first alone by the same rule, which
-shows what this machine's noise does to a comparison without any error. Where commands are ended early, run one
-workload a command.
+spread, whichever is larger. The +- beside an error is the 95 % half-width of the mean of the repeats' errors (t): an
+error inside it may be none at all, which more repeats of that point (--only) decide. With two plain loops the second
+is judged against the first alone by the same rule, which shows what this machine's noise does to a comparison without
+any error. Where commands are ended early, run one workload a command.
 """
 
 import argparse
@@ -23,15 +24,17 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import log, sqrt
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ground import SETTINGS, Ground, Setting, asked, machine_lines, plain_process, runner_of
 from plain import EPOCHS, LEAST_STEPS, WARM_UP_S, PlainProcess, spread_percent
+from scipy.stats import t
 
 from pipetune.core.measurement import TrialFailure
 from pipetune.core.space import SearchSpace, TrialConfig
@@ -135,7 +138,7 @@ def predicted_step_s(config: TrialConfig, costs: dict[str, Any], *, on_cpu: bool
     return data + compute if on_cpu or config.num_workers == 0 else max(data, compute)
 
 
-def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Case], float]:
+def choose(bench: Bench, workload: str, count: int, only: Sequence[str], logs: Path) -> tuple[list[Case], float]:
     """Affordable points, and what it takes to start a plain process; says which were left out and why."""
     say(f"{workload}: building it, timing a sample and a step")
     space = space_of(bench, workload, logs)
@@ -167,6 +170,9 @@ def choose(bench: Bench, workload: str, count: int, logs: Path) -> tuple[list[Ca
         say(f"  rejected {config.label()}: too slow, an optimizer step would take {step_s:.2f} s (limit {limit_s:g})")
     for config in chosen:
         say(f"  chosen   {config.label()}")
+    if only:
+        chosen = {config: case for config, case in chosen.items() if config.label() in only}
+        say(f"  of these, as asked: {', '.join(config.label() for config in chosen) or 'none'}")
     return list(chosen.values()), start_s
 
 
@@ -247,9 +253,21 @@ def median_difference_percent(judged: list[float], against: list[float]) -> floa
     return 100 * (median(one / other for one, other in zip(judged, against, strict=False)) - 1)
 
 
+def plain_means(case: Case, kind: str) -> list[float]:
+    return [fmean(rates) for rates in zip(*case.plain_rates(kind), strict=False)]
+
+
 def error_percent(case: Case, kind: str) -> float:
-    plain_means = [fmean(rates) for rates in zip(*case.plain_rates(kind), strict=False)]
-    return median_difference_percent(case.trial_rates(kind), plain_means)
+    return median_difference_percent(case.trial_rates(kind), plain_means(case, kind))
+
+
+def error_half_width_percent(case: Case, kind: str) -> float | None:
+    """Of the mean of the repeats' errors, as ratios; None for a single repeat."""
+    pairs = zip(case.trial_rates(kind), plain_means(case, kind), strict=False)
+    errors = [100 * log(ours / theirs) for ours, theirs in pairs]
+    if len(errors) < 2:
+        return None
+    return float(t.ppf(0.975, len(errors) - 1)) * stdev(errors) / sqrt(len(errors))
 
 
 def control_percent(case: Case, kind: str) -> float | None:
@@ -277,7 +295,7 @@ def count_within(cases: list[Case], kinds: tuple[str, ...]) -> str:
 
 
 def table(cases: list[Case], kind: str) -> list[str]:
-    head = f"{'workload':<15}{'configuration':<34}{'pipetune':>11}{'plain':>11}{'error %':>9}"
+    head = f"{'workload':<15}{'configuration':<34}{'pipetune':>11}{'plain':>11}{'error %':>9}{'+- %':>8}"
     head += f"{'control %':>11}{'spread %':>10}{'(trials)':>10}  verdict"
     lines = [f"{kind} rate, samples/s", head]
     for case in cases:
@@ -288,8 +306,10 @@ def table(cases: list[Case], kind: str) -> list[str]:
         ours = case.trial_rates(kind)
         theirs = [rate for rates in case.plain_rates(kind) for rate in rates]
         error, control = error_percent(case, kind), control_percent(case, kind)
+        half_width = error_half_width_percent(case, kind)
         lines.append(
             f"{name}{median(ours):>11,.1f}{median(theirs):>11,.1f}{error:>+9.1f}"
+            f"{'-' if half_width is None else f'{half_width:.1f}':>8}"
             f"{'-' if control is None else f'{control:+.1f}':>11}"
             f"{plain_spread_percent(case, kind):>10.1f}{spread_percent(ours):>10.1f}"
             f"  {'within' if is_within(case, kind, error) else 'OUTSIDE'}"
@@ -317,25 +337,26 @@ def header(bench: Bench) -> list[str]:
         f"plain: {bench.seconds:g} s steady, {EPOCHS} epochs of {bench.epoch_seconds:g} s",
         "error: median over the repeats, the trial against the plain loops of its repeat",
         "control: the same for the second plain loop against the first",
+        "+-: 95 % half-width of the mean of the repeats' errors (t)",
         "spread: half the range of the rates over their median",
         f"within: |error| is at most {TOLERANCE_PERCENT:g} % or the plain loops' spread, whichever is larger",
         "",
     ]
 
 
-def run(bench: Bench, workloads: list[str], count: int, keep: Callable[[str], None]) -> str:
+def run(bench: Bench, workloads: list[str], count: int, only: Sequence[str], keep: Callable[[str], None]) -> str:
     """The tables; `keep` gets them after each repeat, as far as they have come."""
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         logs = Path(folder)
-        chosen = {workload: choose(bench, workload, count, logs) for workload in workloads}
+        chosen = {workload: choose(bench, workload, count, only, logs) for workload in workloads}
         estimate = sum(
             2 * start_s + bench.repeats * (start_s + sum(estimated_s(bench, case) for case in cases))
             for cases, start_s in chosen.values()
         )
         say(f"estimate: {estimate / 60:.1f} min from here on, besides {time.monotonic() - began:.0f} s so far")
         cases = [case for cases, _ in chosen.values() for case in cases]
-        for own, _ in chosen.values():
+        for own in (own for own, _ in chosen.values() if own):
             for _ in measure_workload(bench, own, logs, began):
                 keep(tables(bench, cases, began))
     return tables(bench, cases, began)
@@ -365,6 +386,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of torch, on both sides; default: as torch sets them")
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="LABEL", help="of the drawn points, as tables name them"
+    )
     parser.add_argument("--out", type=Path, help="file for the tables")
     return parser.parse_args()
 
@@ -391,7 +415,7 @@ def main() -> None:
             given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(text + "\n")
 
-    text = run(bench, given.workloads or list(SETTINGS[given.device]), given.configs, keep)
+    text = run(bench, given.workloads or list(SETTINGS[given.device]), given.configs, given.only, keep)
     keep(text)
     print(text)
 

@@ -398,12 +398,6 @@ def start_load(seconds, **how):
     return load
 
 
-def visible_uuid():
-    """The GPU that torch takes: not the first of the machine where CUDA_VISIBLE_DEVICES says otherwise."""
-    code = "import torch; print(torch.cuda.get_device_properties(0).uuid)"
-    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-
-
 def watch(sampler, seconds):
     """Windows of half a second, with a mark at each border; also the longest time that a mark took."""
     windows, longest_s = [], 0.0
@@ -426,10 +420,10 @@ def end(*loads):
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_tells_its_counters_and_ours_is_not_foreign():
+def test_a_real_gpu_tells_its_counters_and_ours_is_not_foreign(visible_gpu_uuid):
     before = list_tenants()
     load = start_load(30)
-    sampler = GpuSampler.open(visible_uuid(), before=before)
+    sampler = GpuSampler.open(visible_gpu_uuid, before=before)
     try:
         windows, longest_s = watch(sampler, 6)
         usage = sampler.usage(windows)
@@ -451,12 +445,12 @@ def test_a_real_gpu_tells_its_counters_and_ours_is_not_foreign():
 
 
 @pytest.mark.gpu
-def test_on_a_real_gpu_who_was_there_before_is_foreign():
+def test_on_a_real_gpu_who_was_there_before_is_foreign(visible_gpu_uuid):
     stranger = start_load(60)
     time.sleep(3)  # until the driver has seen it compute: inside a container only that list has the right number
     before = list_tenants()
     ours = start_load(30)
-    sampler = GpuSampler.open(visible_uuid(), before=before)
+    sampler = GpuSampler.open(visible_gpu_uuid, before=before)
     try:
         windows, _ = watch(sampler, 6)
         found = sampler.foreign(windows, [ours.pid])

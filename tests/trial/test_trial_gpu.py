@@ -76,11 +76,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def used_bytes():
+def used_bytes(visible_gpu_uuid):
     import pynvml
 
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{visible_gpu_uuid}")
     yield lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used
     pynvml.nvmlShutdown()
 
