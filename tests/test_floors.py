@@ -22,6 +22,7 @@ FLOORS = {
     "report": 5,
     "api": 6,
     "cli": 7,
+    "__main__": 8,
 }
 
 # Rooms of the same floor that a room may look into, each with its reason.

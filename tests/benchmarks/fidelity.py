@@ -129,6 +129,15 @@ def drawn(space: SearchSpace, rng: random.Random) -> TrialConfig:
     )
 
 
+def asked_points(space: SearchSpace, labels: Sequence[str]) -> list[TrialConfig]:
+    """Raises SystemExit for a label that no point of the space has."""
+    named = {config.label(): config for config in space.configs()}
+    for label in labels:
+        if label not in named:
+            raise SystemExit(f"the search space has no point {label!r}")
+    return [named[label] for label in labels]
+
+
 def predicted_step_s(config: TrialConfig, costs: dict[str, Any], *, on_cpu: bool) -> float:
     """Seconds of an optimizer step, on the safe side: on a CPU nothing overlaps."""
     (small, small_s), (large, large_s) = costs["steps_s"][config.amp.value]
@@ -152,10 +161,9 @@ def choose(bench: Bench, workload: str, count: int, only: Sequence[str], logs: P
     limit_s = bench.setting(workload).step_limit_s
     chosen: dict[TrialConfig, Case] = {}
     rejected: dict[TrialConfig, float] = {}
-    for _ in range(DRAWS):
-        config = drawn(space, rng)
+    for config in asked_points(space, only) if only else (drawn(space, rng) for _ in range(DRAWS)):
         step_s = predicted_step_s(config, costs, on_cpu=bench.device == "cpu")
-        if step_s > limit_s:
+        if step_s > limit_s and not only:
             rejected[config] = step_s
         else:
             steps = max(LEAST_EPOCH_STEPS, round(bench.epoch_seconds / step_s))
@@ -163,16 +171,13 @@ def choose(bench: Bench, workload: str, count: int, only: Sequence[str], logs: P
             chosen.setdefault(
                 config, Case(workload=workload, config=config, step_s=step_s, epoch_samples=epoch_samples)
             )
-        if len(chosen) == count:
+        if len(chosen) == count and not only:
             break
     say(f"  {len(space)} points; a sample {1000 * costs['sample_s']:.2f} ms, a process {start_s:.1f} s")
     for config, step_s in rejected.items():
         say(f"  rejected {config.label()}: too slow, an optimizer step would take {step_s:.2f} s (limit {limit_s:g})")
     for config in chosen:
         say(f"  chosen   {config.label()}")
-    if only:
-        chosen = {config: case for config, case in chosen.items() if config.label() in only}
-        say(f"  of these, as asked: {', '.join(config.label() for config in chosen) or 'none'}")
     return list(chosen.values()), start_s
 
 
@@ -386,9 +391,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of torch, on both sides; default: as torch sets them")
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only", nargs="+", default=(), metavar="LABEL", help="of the drawn points, as tables name them"
-    )
+    parser.add_argument("--only", nargs="+", default=(), metavar="LABEL", help="these points in place of drawn ones")
     parser.add_argument("--out", type=Path, help="file for the tables")
     return parser.parse_args()
 
