@@ -184,7 +184,7 @@ def probe_of_step(*, batch_size=64, amp=Amp.FP32, batch_s=0.1, **changes):
     return StepProbe(config=config, batch_s=batch_s, **values | changes)
 
 
-def probe_of_loader(num_workers, *, batch_size=32, batch_s=0.1, **changes):
+def probe_of_loader(num_workers, *, batch_size=32, batch_s=0.1, pin_memory=False, **changes):
     """The loader alone; nothing but work."""
     values = {
         "first_batch_s": batch_s * max(1, num_workers),
@@ -196,5 +196,7 @@ def probe_of_loader(num_workers, *, batch_size=32, batch_s=0.1, **changes):
         "worker_memory_bytes": 2**28 if num_workers else None,
         "seconds": 1.0,
     }
-    config = trial_config(num_workers, batch_size=batch_size, accumulation_steps=max(1, 256 // batch_size))
+    config = trial_config(
+        num_workers, batch_size=batch_size, accumulation_steps=max(1, 256 // batch_size), pin_memory=pin_memory
+    )
     return LoaderProbe(config=config, batch_s=batch_s, **values | changes)

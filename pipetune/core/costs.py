@@ -119,8 +119,9 @@ class Costs:
 
     `step_sd` is how well the steps of all precisions together are known, beside what each has of its own.
     `step_cpus` is how many CPUs a step keeps busy: all threads of torch on a CPU, the launching one beside a GPU.
-    `receive_sample_s` is what the main process spends on each sample of a batch that a worker made; `hidden_share` of
-    that goes on beside a GPU's step, or of the step beside it, and `receive_sd` is of its logarithm.
+    `receive_sample_s` is what the main process spends on each sample of a batch that a worker made,
+    `pinned_receive_sample_s` the same where it pins the batch too; `hidden_share` of that goes on beside a GPU's step,
+    or of the step beside it, and `receive_sd` is of its logarithm.
     `copy_sample_s` is what moving a sample to the device takes, `pinned_copy_sample_s` the same from pinned memory.
     `start_s` and `worker_start_s` are of an epoch with new workers.
     """
@@ -131,6 +132,7 @@ class Costs:
     step_sd: float = 0.0
     step_cpus: float = 1.0
     receive_sample_s: float = 0.0
+    pinned_receive_sample_s: float = 0.0
     receive_sd: float = 0.0
     hidden_share: float = 0.0
     copy_sample_s: float = 0.0
@@ -140,7 +142,11 @@ class Costs:
 
     def with_receiving(self, factor: float) -> "Costs":
         """The same, with receiving so many times as dear."""
-        return replace(self, receive_sample_s=self.receive_sample_s * factor)
+        return replace(
+            self,
+            receive_sample_s=self.receive_sample_s * factor,
+            pinned_receive_sample_s=self.pinned_receive_sample_s * factor,
+        )
 
 
 def costs_of_trial(measurement: Measurement, *, cpus: float, amps: Sequence[Amp], has_accelerator: bool) -> Costs:
@@ -261,19 +267,23 @@ def _with_probed_workers(costs: Costs, loaders: Sequence[LoaderProbe]) -> Costs:
     """What receiving costs the main process, and what starting workers takes beside their first batch."""
     if not loaders:
         return costs
-    received = sum(one.batches for one in loaders)
-    receive_s = sum(one.receive_s * one.batches for one in loaders) / received
-    samples = sum(one.config.batch_size * one.batches for one in loaders) / received
+    unpinned, pinned = ([one for one in loaders if one.config.pin_memory is pin] for pin in (False, True))
     starts = [(one.config.num_workers, max(0.0, one.first_batch_s - _first_load_s(one, costs))) for one in loaders]
     (few, few_s), (many, many_s) = starts[0], starts[-1]
     each_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else few_s / few
     return replace(
         costs,
-        receive_sample_s=receive_s / samples,
+        receive_sample_s=_receive_sample_s(unpinned or pinned),
+        pinned_receive_sample_s=_receive_sample_s(pinned or unpinned),
         receive_sd=RECEIVE_SD,
         start_s=max(0.0, few_s - few * each_s),
         worker_start_s=each_s,
     )
+
+
+def _receive_sample_s(loaders: Sequence[LoaderProbe]) -> float:
+    work_s = sum(one.receive_s * one.batches for one in loaders)
+    return work_s / sum(one.config.batch_size * one.batches for one in loaders)
 
 
 def _first_load_s(probe: LoaderProbe, costs: Costs) -> float:

@@ -38,7 +38,7 @@ def predict(config: TrialConfig, costs: Costs, plan: TrainingPlan) -> Prediction
     def share(slower: Costs) -> float:
         return math.log(rate / foretold_rate(config, slower, plan)) / math.log(NUDGE)
 
-    has_receiving = config.num_workers > 0 and costs.receive_sample_s > 0
+    has_receiving = config.num_workers > 0 and _receive_s(config, costs) > 0
     return Prediction(
         rate=rate,
         step_share=share(replace(costs, steps={**costs.steps, config.amp: step.scaled(NUDGE)})),
@@ -68,13 +68,18 @@ def batch_interval_s(config: TrialConfig, costs: Costs) -> float:
     step_s = costs.steps[config.amp].seconds(batch) + copy_s
     if config.num_workers == 0:
         return batch * costs.load.seconds + step_s
-    receive_s = batch * costs.receive_sample_s
+    receive_s = _receive_s(config, costs)
     consumer_s = step_s + receive_s - costs.hidden_share * min(step_s, receive_s)
     producer_s = batch * costs.load.together(config.num_workers, costs.cpus)
     buffered = config.num_workers * (config.prefetch_factor or 1) * _evenness(costs.load.spread, batch)
     # However many workers there are, the CPUs do no more than all the work that there is.
     work_s = batch * costs.load.cpu_s + receive_s + step_s * costs.step_cpus
     return max(consumer_s + empty_share(consumer_s, producer_s, buffered) * producer_s, work_s / costs.cpus)
+
+
+def _receive_s(config: TrialConfig, costs: Costs) -> float:
+    """Of a batch, in the main process."""
+    return config.batch_size * (costs.pinned_receive_sample_s if config.pin_memory else costs.receive_sample_s)
 
 
 def _evenness(spread: float | None, batch_size: int) -> float:

@@ -1,6 +1,7 @@
 """What a study has seen and said: its trials and its result, as values."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -116,6 +117,7 @@ class StudySummary:
     """What the storage keeps of a study beside its trials, for whoever reads it later.
 
     `most_workers` is how far the worker range was widened; `alternatives` stand around the chosen configuration.
+    `importances` are Optuna's of the knobs, and sum to 1; empty where too few trials ran to say.
     `demand` is what loading would have to do to keep up with its step; None where that does not limit. `probes_s` are
     seconds that probes cost.
     """
@@ -128,6 +130,7 @@ class StudySummary:
     seconds: float
     most_workers: int = 0
     alternatives: tuple[Alternative, ...] = ()
+    importances: Mapping[str, float] = field(default_factory=dict)
     demand: LoaderDemand | None = None
     probes_s: float = 0.0
 

@@ -44,6 +44,8 @@ def result_view(result: StudyResult) -> RenderableType:
     parts += ["", trials_table(result.records, result.summary.plan, result.tuned.config), ""]
     if result.summary.alternatives:
         parts += [_alternatives_table(result), ""]
+    if result.summary.importances:
+        parts += [Text(_importances(result)), ""]
     if remarks := remark_lines(result.records):
         parts += [*(Text(line, style="yellow") for line in remarks), ""]
     measured = sum(1 for record in result.records if record.measurement is not None)
@@ -136,6 +138,14 @@ def _alternatives_table(result: StudyResult) -> Table:
         change = f"{100 * (one.samples_per_sec / chosen_rate - 1):+.0f} %"
         table.add_row(f"{one.knob} {before} -> {after}", rate(one.samples_per_sec), change, source)
     return table
+
+
+def _importances(result: StudyResult) -> str:
+    """Optuna's opinion beside ours: over all trials, not around the chosen one."""
+    shares = sorted(result.summary.importances.items(), key=lambda item: -item[1])
+    knobs = ", ".join(f"{knob} {share:.0%}" for knob, share in shares)
+    count = sum(1 for record in result.records if record.measurement is not None)
+    return f"what set the best trials apart (importances by Optuna, rough with {_counted(count, 'trial')}): {knobs}"
 
 
 def _knob_value(config: TrialConfig, knob: str) -> str:

@@ -34,6 +34,7 @@ def result_object(result: StudyResult) -> dict[str, Any]:
             }
             for one in result.summary.alternatives
         ],
+        "importances": {knob: round(share, 4) for knob, share in result.summary.importances.items()} or None,
         "notes": list(result.summary.notes),
         "loader_demand": _demand(result.summary.demand),
         "seconds": round(result.summary.seconds, 1),

@@ -23,6 +23,8 @@ BATCH_SCALE = 0.8
 WORKERS_SD = 0.15
 """What the rate of workers differs by from their number: memory bandwidth, caches, hyper-threads."""
 WORKERS_SCALE = 1.0
+PINNING_SD = 0.2
+"""What receiving differs by, pinned or not, from what probes say of it."""
 KNOB_SDS = (0.08, 0.05, 0.04, 0.04, 0.08, 0.06)
 KNOB_SCALES = (1.0, 2.0, 1.0, 1.0, 1.0, 2.0)
 """What the formula misses of each knob, whatever the others are, and how far that reaches: doublings of workers and
@@ -108,7 +110,7 @@ class _Points:
     def variances(self) -> FloatArray:
         step = self.step_shares**2 * (self.common_sd**2 + self.step_sds**2 + BATCH_SD**2)
         load = self.load_shares**2 * (self.load_sd**2 + WORKERS_SD**2)
-        receive = self.receive_shares**2 * self.receive_sd**2
+        receive = self.receive_shares**2 * (self.receive_sd**2 + PINNING_SD**2)
         return step + load + receive + sum(sd**2 for sd in KNOB_SDS) + JOINT_SD**2
 
     def covariance(self, other: "_Points") -> FloatArray:
@@ -119,7 +121,9 @@ class _Points:
         own_amp = same_amp * (self.step_sds[:, None] ** 2 + BATCH_SD**2 * near_batch)
         step = np.outer(self.step_shares, other.step_shares) * (self.common_sd**2 + own_amp)
         load = np.outer(self.load_shares, other.load_shares) * (self.load_sd**2 + WORKERS_SD**2 * near_workers)
-        receive = np.outer(self.receive_shares, other.receive_shares) * self.receive_sd**2
+        same_pinning = (apart[:, :, 2] == 0).astype(np.float64)
+        own_pinning = self.receive_sd**2 + PINNING_SD**2 * same_pinning
+        receive = np.outer(self.receive_shares, other.receive_shares) * own_pinning
         squares = -0.5 * (apart / np.array(KNOB_SCALES)) ** 2
         knobs = np.exp(squares) @ np.square(KNOB_SDS)
         return np.asarray(step + load + receive + knobs + JOINT_SD**2 * np.exp(squares.sum(axis=2)))

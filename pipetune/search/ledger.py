@@ -24,7 +24,8 @@ class Ledger:
     """The trials as the storage has them, with what this run adds.
 
     `space` grows where the search widens it. `bars_workers` once workers were found to read other samples.
-    `alternatives` stand around what was chosen in the end, and `demand` is what its step asks of the loader.
+    `alternatives` stand around what was chosen in the end, `importances` are Optuna's of the knobs, and `demand` is
+    what the chosen step asks of the loader.
     """
 
     def __init__(self, setting: Setting, *, space: SearchSpace, baseline: TrialConfig) -> None:
@@ -39,6 +40,7 @@ class Ledger:
         self._probed: tuple[Probe | TrialFailure, ...] = setting.store.probes()
         self.probes_s = earlier.probes_s if earlier else 0.0
         self.alternatives = earlier.alternatives if earlier else ()
+        self.importances = earlier.importances if earlier else {}
         self.demand = earlier.demand if earlier else None
 
     def records(self) -> tuple[TrialRecord, ...]:
@@ -155,6 +157,7 @@ class Ledger:
             notes=tuple(dict.fromkeys([*self._earlier_notes, *self._notes])),
             seconds=self._setting.spending.seconds(),
             alternatives=self.alternatives,
+            importances=self.importances,
             demand=self.demand,
             probes_s=self.probes_s,
         )

@@ -59,8 +59,7 @@ class Probing:
             if ProbeKind.STEP in lacking:
                 self._steps()
             if ProbeKind.LOADER in lacking:
-                for workers in self._worker_counts():
-                    self._loader(loader_config(self._ledger.space, workers))
+                self._loaders()
         finally:
             if lacking:
                 self._ledger.probes_s += time.monotonic() - began
@@ -77,6 +76,14 @@ class Probing:
             many = min(counts, key=lambda count: abs(count - cpus))
             few = min(counts, key=lambda count: abs(count - FEW_WORKERS))
             yield from dict.fromkeys((many, few))
+
+    def _loaders(self) -> None:
+        """With many workers pinned and with few not, where both are asked for: receiving costs differ by that."""
+        space = self._ledger.space
+        for workers, pin_memory in zip(
+            self._worker_counts(), (space.pin_memory[-1], space.pin_memory[0]), strict=False
+        ):
+            self._loader(replace(loader_config(space, workers), pin_memory=pin_memory))
 
     def _loader(self, config: TrialConfig) -> None:
         if not self._has_time():

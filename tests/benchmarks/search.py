@@ -195,13 +195,16 @@ def loader_probes(surface: Surface, rng: random.Random) -> Iterator[LoaderProbe]
     making_s = batch * (parts.sample_cpu_s + parts.sample_wait_s)
     as_cpus = min(surface.space.num_workers, key=lambda count: abs(count - parts.cpus))
     for workers in dict.fromkeys((0, 2, as_cpus)):
+        pin = workers == as_cpus
         own = sample if workers == 0 else wrong(rng)
         start_s = (parts.start_s + parts.worker_start_s * workers) if workers else 0.0
         yield LoaderProbe(
-            config=trial_config(workers, batch_size=batch, accumulation_steps=surfaces.EFFECTIVE // batch),
+            config=trial_config(
+                workers, pin_memory=pin, batch_size=batch, accumulation_steps=surfaces.EFFECTIVE // batch
+            ),
             first_batch_s=(start_s + making_s) * wrong(rng),
-            batch_s=own * surface.loader_alone_s(batch, workers),
-            receive_s=(parts.receive_s + batch * parts.receive_sample_s) * wrong(rng) if workers else 0.0,
+            batch_s=own * surface.loader_alone_s(batch, workers, pin_memory=pin),
+            receive_s=surface.receive_s(batch, pin_memory=pin) * wrong(rng) if workers else 0.0,
             work_share=parts.sample_cpu_s / (parts.sample_cpu_s + parts.sample_wait_s),
             spread=None,
             batches=10,

@@ -38,6 +38,14 @@ def test_version(tmp_path):
     assert (run.returncode, run.stdout) == (0, f"pipetune {package.__version__}\n")
 
 
+def test_the_package_is_a_command_too(tmp_path):
+    run = python(
+        "import runpy, sys\nsys.argv[1:] = ['--version']\nrunpy.run_module('pipetune', run_name='__main__')",
+        cwd=tmp_path,
+    )
+    assert (run.returncode, run.stdout) == (0, f"pipetune {package.__version__}\n")
+
+
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["tune"], ["tune", "a.yaml", "--frob"], ["show"]])
 def test_a_call_that_makes_no_sense_is_bad_input(tmp_path, arguments):
     run = pipetune(*arguments, cwd=tmp_path)

@@ -191,8 +191,18 @@ def test_starts_are_what_the_first_batch_took_beside_its_own_making():
     assert found.start_s == pytest.approx(0.1)
 
 
-def test_receiving_is_told_a_sample():
-    assert probed(probe_of_loader(4, receive_s=0.0032)).receive_sample_s == pytest.approx(1e-4)
+def test_receiving_is_told_a_sample_and_alike_for_pinned_ones_where_none_was_probed():
+    found = probed(probe_of_loader(4, receive_s=0.0032))
+    assert found.receive_sample_s == found.pinned_receive_sample_s == pytest.approx(1e-4)
+
+
+def test_what_pinning_costs_is_told_apart():
+    found = probed(
+        probe_of_loader(2, receive_s=0.0032),
+        probe_of_loader(16, receive_s=0.0064, pin_memory=True),
+    )
+    assert found.receive_sample_s == pytest.approx(1e-4)
+    assert found.pinned_receive_sample_s == pytest.approx(2e-4)
 
 
 def test_each_precision_is_as_dear_as_its_probes_say():

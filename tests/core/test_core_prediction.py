@@ -22,6 +22,7 @@ def all_costs(draw):
         steps={amp: StepCost.line(fixed_s=draw(seconds), sample_s=draw(seconds)) for amp in Amp},
         step_cpus=draw(st.sampled_from([1.0, 2.0])),
         receive_sample_s=draw(st.sampled_from([0.0, 1e-5])),
+        pinned_receive_sample_s=draw(st.sampled_from([0.0, 2e-5])),
     )
 
 
@@ -64,6 +65,14 @@ def test_workers_that_wait_gain_far_beyond_the_cpus():
     assert batch_interval_s(trial_config(22), waiting) < 0.2 * batch_interval_s(trial_config(2), waiting)
 
 
+@pytest.mark.parametrize("pinned_s", [0.002, 0.008])
+def test_where_receiving_limits_pinning_pays_as_far_as_it_makes_receiving_cheaper(pinned_s):
+    fat = costs(sample_s=1e-5, receive_sample_s=0.004, pinned_receive_sample_s=pinned_s)
+    plain, pinned = (64 / batch_interval_s(trial_config(8, pin_memory=pin), fat) for pin in (False, True))
+    assert plain == pytest.approx(1 / 0.004, rel=0.05)
+    assert pinned == pytest.approx(1 / pinned_s, rel=0.05)
+
+
 def test_where_both_sides_are_as_fast_more_prefetch_helps():
     even = costs(load_s=0.004, sample_s=0.001)
     little, much = (batch_interval_s(trial_config(4, prefetch_factor=p), even) for p in (1, 8))
@@ -84,6 +93,7 @@ def test_dearer_parts_never_make_it_faster(config, given_costs):
         replace(given_costs, load=given_costs.load.scaled(1.5)),
         replace(given_costs, steps={amp: step.scaled(1.5) for amp, step in given_costs.steps.items()}),
         replace(given_costs, receive_sample_s=given_costs.receive_sample_s + 1e-4),
+        replace(given_costs, pinned_receive_sample_s=given_costs.pinned_receive_sample_s + 1e-4),
         replace(given_costs, worker_start_s=given_costs.worker_start_s + 1),
     )
     for other in dearer:

@@ -62,6 +62,14 @@ def test_what_the_loader_lacks_is_told(demand, told):
     assert told not in " ".join(shown(certified()).split())
 
 
+def test_importances_stand_beside_the_alternatives_most_important_first():
+    text = " ".join(shown(result(summary=summary(importances={"amp": 0.204, "num_workers": 0.796}))).split())
+    assert (
+        "what set the best trials apart (importances by Optuna, rough with 3 trials): num_workers 80%, amp 20%" in text
+    )
+    assert "importances" not in shown(certified())
+
+
 def test_what_probes_cost_is_told():
     assert "probes 31 s of it" in " ".join(shown(result(summary=summary(probes_s=31.2))).split())
     assert "probes" not in shown(certified())

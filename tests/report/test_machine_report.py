@@ -73,6 +73,12 @@ def test_what_the_loader_lacks_is_told_in_numbers():
     assert result_object(certified())["loader_demand"] is None
 
 
+def test_importances_are_shares_or_null():
+    told = result_object(result(summary=summary(importances={"num_workers": 0.79604, "amp": 0.20396})))
+    assert told["importances"] == {"num_workers": 0.796, "amp": 0.204}
+    assert result_object(certified())["importances"] is None
+
+
 def test_a_measured_trial_has_numbers_and_no_failure():
     [trial] = result_object(result(records=RECORDS[2:]))["trials"]
     assert (trial["number"], trial["state"], trial["failure"]) == (2, "measured", None)

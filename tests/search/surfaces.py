@@ -102,7 +102,7 @@ class Surface:
         busy = workers * parts.sample_cpu_s / (parts.sample_cpu_s + parts.sample_wait_s)
         making_s = self._making_s(batch, workers)
         making_s *= 1 + effects.jitter / math.sqrt(workers * (config.prefetch_factor or 1))
-        receive_s = parts.receive_s + batch * parts.receive_sample_s * (1 + effects.pinned_cost * config.pin_memory)
+        receive_s = self.receive_s(batch, pin_memory=config.pin_memory)
         taking_s = max(step_s, receive_s) + effects.interpreter * min(step_s, receive_s)
         taking_s *= 1 + effects.oversubscribed * max(0.0, busy - parts.cpus + 1)
         power = effects.sharpness
@@ -115,12 +115,17 @@ class Surface:
         load_s = batch * (parts.sample_cpu_s + parts.sample_wait_s)
         return load_s / workers * max(1.0, busy / parts.cpus) * (1 + self.effects.contention * (workers - 1))
 
-    def loader_alone_s(self, batch: int, workers: int) -> float:
+    def receive_s(self, batch: int, *, pin_memory: bool) -> float:
+        """Seconds of the main process for a batch that a worker made."""
+        parts = self.parts
+        return parts.receive_s + batch * parts.receive_sample_s * (1 + self.effects.pinned_cost * pin_memory)
+
+    def loader_alone_s(self, batch: int, workers: int, *, pin_memory: bool) -> float:
         """Seconds a batch where nothing is done with it: the slower of making and receiving."""
         parts = self.parts
         if workers == 0:
             return batch * (parts.sample_cpu_s + parts.sample_wait_s)
-        return max(self._making_s(batch, workers), parts.receive_s + batch * parts.receive_sample_s)
+        return max(self._making_s(batch, workers), self.receive_s(batch, pin_memory=pin_memory))
 
     def step_alone_s(self, config: TrialConfig) -> float:
         """Seconds of a micro-batch that lies on the device; what thrashes does so without a loader too."""

@@ -71,6 +71,22 @@ def test_loading_that_is_slower_than_foretold_is_so_in_any_precision():
     assert moved(trial_config(4, amp=Amp.FP16), [trial], LOADING) < 0.8 * math.log(0.6)
 
 
+def test_receiving_that_pinning_makes_dearer_is_so_with_any_workers_and_little_of_it_without_pinning():
+    fat = Costs(
+        cpus=16,
+        load=LoadCost(cpu_s=1e-4),
+        steps={amp: StepCost.line(fixed_s=0.001, sample_s=1e-5) for amp in Amp},
+        receive_sample_s=0.004,
+        pinned_receive_sample_s=0.004,
+        receive_sd=0.1,
+    )
+    trial = seen(trial_config(4, pin_memory=True), 0.7, fat)
+    pinned = moved(trial_config(8, pin_memory=True), [trial], fat)
+    unpinned = moved(trial_config(8, pin_memory=False), [trial], fat)
+    assert pinned < 0.8 * math.log(0.7)
+    assert unpinned > 0.5 * pinned
+
+
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(CONFIGS), st.floats(0.2, 3)), min_size=1, max_size=25))
 def test_trials_make_it_surer_and_never_break_it(trials):

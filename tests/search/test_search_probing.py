@@ -48,6 +48,7 @@ def test_every_kind_is_probed_after_the_baseline_and_before_the_search(lab):
     assert [(batch, amp) for _, batch, amp in asked[1:4]] == [(256, Amp.BF16), (256, Amp.FP16), (256, Amp.FP32)]
     assert [(batch, amp) for _, batch, amp in asked[4:7]] == [(64, Amp.BF16), (64, Amp.FP16), (64, Amp.FP32)]
     assert asked[7:] == [(16, 32, Amp.FP32), (2, 32, Amp.FP32)]
+    assert [config.pin_memory for config in runner.probed if config.num_workers > 1] == [True, False]
     purposes = [purpose for purpose, _ in lab.told.began]
     assert purposes[0] == "baseline"
     assert "search" not in purposes[: 1 + len(asked)]

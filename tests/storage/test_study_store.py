@@ -250,6 +250,38 @@ def test_unknown_utilisation_is_null_and_not_0(journal):
     assert store.study.trials[0].user_attrs["gpu_utilization_percent"] is None
 
 
+def workers_decide(journal, count):
+    """So many trials of different workers, micro-batches and precisions, of which the workers alone matter."""
+    store = opened(journal)
+    configs = random.Random(0).sample(list(SPACE.configs()), count)
+    for config in configs:
+        told(store, measurement(config, rates=[100.0 + 10 * config.num_workers] * 8))
+    return store
+
+
+def test_importances_name_the_knob_that_decides(journal):
+    importances = workers_decide(journal, 40).importances()
+    assert set(importances) == set(RANGES)
+    assert max(importances, key=importances.get) == "num_workers"
+    assert sum(importances.values()) == pytest.approx(1)
+
+
+def test_importances_are_those_that_optuna_shows(journal):
+    store = workers_decide(journal, 12)
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.load_study(study_name=store.name, storage=storage)
+    ours = store.importances()  # warnings are errors here: it must not give any
+    with pytest.warns(UserWarning, match="less than 2 trials"):
+        assert ours == optuna.importance.get_param_importances(study)
+
+
+def test_too_few_trials_tell_no_importances(journal):
+    store = workers_decide(journal, 9)
+    for _ in range(5):
+        told(store, failure(trial_config(1), FailureKind.CRASH))
+    assert store.importances() == {}
+
+
 def test_trials_that_a_killed_run_left_running_are_failed(journal):
     # GIVEN a run that was killed during its second trial
     killed = opened(journal)
