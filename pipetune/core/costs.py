@@ -14,8 +14,8 @@ PROBED_SD = 0.2
 """How well a probe tells the cost that it measures: it takes a second, beside what else the machine does."""
 SHAPE_TRUST = 0.5
 SHARE_TRUST = 0.5
-"""What a probe says of one batch size, or of one count of workers, is believed by so much of its logarithm: as much as
-it differs by error, neighbours differ in truth."""
+"""What a probe says of one batch size, or of one count of workers, or of pinning, is believed by so much of its
+logarithm: as much as it differs by error, neighbours differ in truth."""
 HIDDEN_SD = 0.7
 """How little it tells of what it never waited for."""
 UNSEEN_AMP_SD = {True: 0.6, False: 0.4}
@@ -273,15 +273,21 @@ def _with_probed_workers(costs: Costs, loaders: Sequence[LoaderProbe]) -> Costs:
     each_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else few_s / few
     return replace(
         costs,
-        receive_sample_s=_receive_sample_s(unpinned or pinned),
-        pinned_receive_sample_s=_receive_sample_s(pinned or unpinned),
+        receive_sample_s=_receive_sample_s(loaders, unpinned),
+        pinned_receive_sample_s=_receive_sample_s(loaders, pinned),
         receive_sd=RECEIVE_SD,
         start_s=max(0.0, few_s - few * each_s),
         worker_start_s=each_s,
     )
 
 
-def _receive_sample_s(loaders: Sequence[LoaderProbe]) -> float:
+def _receive_sample_s(loaders: Sequence[LoaderProbe], alike: Sequence[LoaderProbe]) -> float:
+    """As dear as all probes say together, and those that pin or do not, by themselves as far as one can tell."""
+    level_s, own_s = _mean_receive_sample_s(loaders), _mean_receive_sample_s(alike or loaders)
+    return float(own_s**SHARE_TRUST * level_s ** (1 - SHARE_TRUST))
+
+
+def _mean_receive_sample_s(loaders: Sequence[LoaderProbe]) -> float:
     work_s = sum(one.receive_s * one.batches for one in loaders)
     return work_s / sum(one.config.batch_size * one.batches for one in loaders)
 

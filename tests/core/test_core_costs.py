@@ -196,13 +196,14 @@ def test_receiving_is_told_a_sample_and_alike_for_pinned_ones_where_none_was_pro
     assert found.receive_sample_s == found.pinned_receive_sample_s == pytest.approx(1e-4)
 
 
-def test_what_pinning_costs_is_told_apart():
+def test_what_pinning_costs_is_believed_in_part():
+    # GIVEN 0.1 ms a sample unpinned and 0.2 ms pinned, 0.15 ms in the mean
     found = probed(
         probe_of_loader(2, receive_s=0.0032),
         probe_of_loader(16, receive_s=0.0064, pin_memory=True),
     )
-    assert found.receive_sample_s == pytest.approx(1e-4)
-    assert found.pinned_receive_sample_s == pytest.approx(2e-4)
+    assert found.receive_sample_s == pytest.approx((1e-4 * 1.5e-4) ** 0.5)
+    assert found.pinned_receive_sample_s == pytest.approx((2e-4 * 1.5e-4) ** 0.5)
 
 
 def test_each_precision_is_as_dear_as_its_probes_say():
