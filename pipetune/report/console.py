@@ -1,7 +1,7 @@
 """A result for people, in 80 columns: the verdict, what to do with it, and the trials behind it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -44,11 +44,11 @@ def result_view(result: StudyResult) -> RenderableType:
     parts += ["", trials_table(result.records, result.summary.plan, result.tuned.config), ""]
     if result.summary.alternatives:
         parts += [_alternatives_table(result), ""]
+    measured = sum(1 for record in result.records if record.measurement is not None)
     if result.summary.importances:
-        parts += [Text(_importances(result)), ""]
+        parts += [Text(_importances(result.summary.importances, measured)), ""]
     if remarks := remark_lines(result.records):
         parts += [*(Text(line, style="yellow") for line in remarks), ""]
-    measured = sum(1 for record in result.records if record.measurement is not None)
     parts.append(
         Text(
             f"{_counted(len(result.records), 'trial')} ({measured} measured) of "
@@ -140,12 +140,11 @@ def _alternatives_table(result: StudyResult) -> Table:
     return table
 
 
-def _importances(result: StudyResult) -> str:
+def _importances(importances: Mapping[str, float], trials: int) -> str:
     """Optuna's opinion beside ours: over all trials, not around the chosen one."""
-    shares = sorted(result.summary.importances.items(), key=lambda item: -item[1])
+    shares = sorted(importances.items(), key=lambda item: -item[1])
     knobs = ", ".join(f"{knob} {share:.0%}" for knob, share in shares)
-    count = sum(1 for record in result.records if record.measurement is not None)
-    return f"what set the best trials apart (importances by Optuna, rough with {_counted(count, 'trial')}): {knobs}"
+    return f"what set the best trials apart (importances by Optuna, rough with {_counted(trials, 'trial')}): {knobs}"
 
 
 def _knob_value(config: TrialConfig, knob: str) -> str:

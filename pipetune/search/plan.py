@@ -33,14 +33,13 @@ def usual_rule(space: SearchSpace, *, cpus_usable: int) -> TrialConfig:
     return _filled(space, max(1, cpus_usable - 1), _fastest_amp(space))
 
 
-def loader_config(space: SearchSpace, workers: int) -> TrialConfig:
+def loader_config(space: SearchSpace, workers: int, *, pin_memory: bool = False) -> TrialConfig:
     """What reads samples without training on them: so many workers, in batches of a middling size."""
     batch = min(space.batch_size, key=lambda size: abs(size - READ_BATCH))
     return TrialConfig(
         num_workers=workers,
         prefetch_factor=space.prefetch_factor[0] if workers else None,
-        # Without workers the main process would pin, which is no part of reading.
-        pin_memory=workers > 0 and space.pin_memory[-1],
+        pin_memory=pin_memory,
         persistent_workers=False,
         batch_size=batch,
         accumulation_steps=space.effective_batch_size // batch,

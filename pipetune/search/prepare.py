@@ -47,7 +47,7 @@ def without_workers(space: SearchSpace) -> SearchSpace:
 def _reader(space: SearchSpace, cpus_usable: int) -> TrialConfig:
     """As many workers as there are CPUs, as far as the space has them."""
     workers = max((count for count in space.num_workers if count <= cpus_usable), default=space.num_workers[0])
-    return replace(loader_config(space, workers), pin_memory=False)
+    return loader_config(space, workers)
 
 
 def _tell(found: Preparation, ledger: Ledger) -> None:

@@ -80,10 +80,9 @@ class Probing:
     def _loaders(self) -> None:
         """With many workers pinned and with few not, where both are asked for: receiving costs differ by that."""
         space = self._ledger.space
-        for workers, pin_memory in zip(
-            self._worker_counts(), (space.pin_memory[-1], space.pin_memory[0]), strict=False
-        ):
-            self._loader(replace(loader_config(space, workers), pin_memory=pin_memory))
+        pinned_first = (space.pin_memory[-1], space.pin_memory[0])
+        for workers, pin_memory in zip(self._worker_counts(), pinned_first, strict=False):
+            self._loader(loader_config(space, workers, pin_memory=pin_memory))
 
     def _loader(self, config: TrialConfig) -> None:
         if not self._has_time():

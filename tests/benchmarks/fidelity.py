@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import log, sqrt
+from math import inf, log, sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
@@ -158,12 +158,15 @@ def choose(bench: Bench, workload: str, count: int, only: Sequence[str], logs: P
         costs = process.ask(task="probe", amps=[amp.value for amp in space.amp], batch_sizes=ends)
     start_s = time.monotonic() - began - costs["probe_s"]
     rng = random.Random(f"{bench.seed} {workload}")
-    limit_s = bench.setting(workload).step_limit_s
+    if only:
+        points, count, limit_s = asked_points(space, only), len(only), inf
+    else:
+        points, limit_s = (drawn(space, rng) for _ in range(DRAWS)), bench.setting(workload).step_limit_s
     chosen: dict[TrialConfig, Case] = {}
     rejected: dict[TrialConfig, float] = {}
-    for config in asked_points(space, only) if only else (drawn(space, rng) for _ in range(DRAWS)):
+    for config in points:
         step_s = predicted_step_s(config, costs, on_cpu=bench.device == "cpu")
-        if step_s > limit_s and not only:
+        if step_s > limit_s:
             rejected[config] = step_s
         else:
             steps = max(LEAST_EPOCH_STEPS, round(bench.epoch_seconds / step_s))
@@ -171,7 +174,7 @@ def choose(bench: Bench, workload: str, count: int, only: Sequence[str], logs: P
             chosen.setdefault(
                 config, Case(workload=workload, config=config, step_s=step_s, epoch_samples=epoch_samples)
             )
-        if len(chosen) == count and not only:
+        if len(chosen) == count:
             break
     say(f"  {len(space)} points; a sample {1000 * costs['sample_s']:.2f} ms, a process {start_s:.1f} s")
     for config, step_s in rejected.items():

@@ -189,7 +189,7 @@ class Ground:
         budget_s = self.config.budget.seconds or BUDGET_S
         workers = max(count for count in self.space.num_workers if count <= self.hardware.cpus_usable)
         runner.prepare(
-            replace(loader_config(self.space, workers), pin_memory=False),
+            loader_config(self.space, workers),
             dataset_samples=self.facts.dataset_samples,
             compare_s=COMPARE_S,
             read_ahead_s=min(READ_AHEAD_S, READ_AHEAD_SHARE * budget_s),
