@@ -24,6 +24,7 @@ def pooled_measurement(rounds: Sequence[Measurement]) -> Measurement:
             fresh_s=sum(one.epoch_start.fresh_s for one in rounds) / len(rounds),
             refill_s=sum(refills) / len(refills) if refills else None,
             spread_s=max(one.epoch_start.spread_s for one in rounds),
+            is_whole=all(one.epoch_start.is_whole for one in rounds),
         ),
         settled=all(one.settled for one in rounds),
         censored=any(one.censored for one in rounds),

@@ -79,13 +79,16 @@ class TrainingPlan:
 class EpochStart:
     """Seconds lost at the start of an epoch: with new workers, and with workers that were kept.
 
-    `refill_s` is None where workers were not kept, since that trial never measured it. `spread_s` is half of the
-    range of several epoch starts; 0 where one was enough, since it costs next to nothing of an epoch.
+    They are negative where epochs are faster than the steady rate says: workers that have nothing left to load leave
+    the CPUs to training. `refill_s` is None where workers were not kept, since that trial never measured it. `spread_s`
+    is half of the range of several epoch starts; 0 where one was enough, since it costs next to nothing of an epoch.
+    `is_whole` tells that whole epochs were timed, so that what they took does not depend on the steady rate.
     """
 
     fresh_s: float
     refill_s: float | None
     spread_s: float = 0.0
+    is_whole: bool = False
 
 
 def steady_rate(windows: Sequence[Window], drained_samples: float = 0.0) -> Estimate:
@@ -189,7 +192,8 @@ def data_wait_percent(windows: Sequence[Window]) -> float:
 def effective_rate(steady: Estimate, start: EpochStart, plan: TrainingPlan, *, persistent_workers: bool) -> Estimate:
     """Samples per second over the whole planned run, epoch starts included.
 
-    T = E*N/X + c_fresh + (E-1) * (c_refill if persistent else c_fresh); the rate is E*N/T.
+    T = E*N/X + c_fresh + (E-1) * (c_refill if persistent else c_fresh); the rate is E*N/T. Where whole epochs were
+    timed, an error of X is in each c too and cancels out.
     """
     later = start.refill_s if persistent_workers and start.refill_s is not None else start.fresh_s
     lost = start.fresh_s + (plan.epochs - 1) * later
@@ -198,14 +202,18 @@ def effective_rate(steady: Estimate, start: EpochStart, plan: TrainingPlan, *, p
     total = plan.epochs * plan.epoch_samples
 
     def over_epochs(rate: float, lost_s: float) -> float:
-        if rate == float("inf"):
-            return total / lost_s if lost_s > 0 else rate
-        return total / (total / rate + lost_s) if rate > 0 else 0.0
+        if rate <= 0:
+            return 0.0
+        seconds = total / rate + lost_s
+        # Only what is lost to noise can be a gain of all the time there is.
+        return total / seconds if seconds > 0 else rate
 
+    low, high = (steady.value, steady.value) if start.is_whole else (steady.low, steady.high)
+    value = over_epochs(steady.value, lost)
     return Estimate(
-        value=over_epochs(steady.value, lost),
-        low=over_epochs(steady.low, lost + doubt),
-        high=over_epochs(steady.high, max(0.0, lost - doubt)),
+        value=value,
+        low=min(value, over_epochs(low, lost + doubt)),
+        high=max(value, over_epochs(high, lost - doubt)),
     )
 
 

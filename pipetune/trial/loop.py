@@ -145,13 +145,13 @@ class Loop:
         self._enter(Phase.MEASURE)
         steady = self._steady()
         self._enter(Phase.EPOCH_END)
-        starts = [] if steady.censored else self._epoch_starts(steady)
+        epoch_start = self._epoch_start(steady, first_batch_s)
         stream.check(at_end=not steady.censored)
         return LoopResult(
             windows=steady.windows,
             set_aside=steady.set_aside,
             drained_samples=steady.drained_samples,
-            epoch_start=self._epoch_start(starts, first_batch_s),
+            epoch_start=epoch_start,
             settled=steady.settled,
             censored=steady.censored,
         )
@@ -216,7 +216,11 @@ class Loop:
     def _is_too_slow(self, windows: Sequence[Window]) -> bool:
         """Whether the rest of this trial could only show how far it is behind; cold windows say nothing of that."""
         least = self._limits.least_rate
-        return least is not None and cannot_reach(windows[self._warm_from(windows) :], least)
+        warm = windows[self._warm_from(windows) :]
+        if least is None or not cannot_reach(warm, least):
+            return False
+        # Short epochs may be faster than their middle: while workers have nothing to do they are in nobody's way.
+        return not self._is_short(sum(window.samples for window in warm) / _seconds(warm))
 
     def _warm_from(self, windows: Sequence[Window]) -> int:
         """Index after the last window that read from storage, where that is to end."""
@@ -242,16 +246,34 @@ class Loop:
 
     # --- epoch starts --------------------------------------------------------------------------------------
 
-    def _epoch_starts(self, steady: _Steady) -> list[_Start]:
-        """One real epoch end and start, or several where they cost a relevant share of an epoch."""
+    def _epoch_start(self, steady: _Steady, first_batch_s: float) -> EpochStart:
+        """What epoch starts cost; `first_batch_s` is how long new workers took to give their first batch."""
+        is_kept = self._config.persistent_workers
+        if steady.censored:
+            # Not measured, which can only flatter what is too slow already.
+            return EpochStart(fresh_s=0.0, refill_s=0.0 if is_kept else None)
         if self._is_short(steady.rate):
-            return self._whole_epochs(steady.rate)
+            lost = self._whole_epochs(steady.rate)
+            fresh, again = (lost[0], lost[1:]) if is_kept else (fmean(lost), lost)
+            return EpochStart(
+                fresh_s=fresh, refill_s=fmean(again) if is_kept else None, spread_s=_half_range(again), is_whole=True
+            )
+        starts = self._epoch_turns(steady)
+        lost = [start.lost_s for start in starts]
+        if not is_kept:
+            return EpochStart(fresh_s=fmean(lost), refill_s=None, spread_s=_half_range(lost))
+        # Kept workers refill; what new ones cost beside that is how much later their first batch came.
+        later_s = first_batch_s - fmean(start.first_batch_s for start in starts)
+        return EpochStart(fresh_s=fmean(lost) + max(0.0, later_s), refill_s=fmean(lost), spread_s=_half_range(lost))
+
+    def _epoch_turns(self, steady: _Steady) -> list[_Start]:
+        """One real epoch end and start, or several where they cost a relevant share of an epoch."""
         starts = [self._epoch_turn(steady, _end_s(steady.windows[-1]))]
         samples = self._limits.epoch_samples
         began = self._stream.now()
         while (
             samples is not None
-            and starts[0].lost_s * steady.rate > RELEVANT_EPOCH_START * samples
+            and abs(starts[0].lost_s) * steady.rate > RELEVANT_EPOCH_START * samples
             and len(starts) < EPOCH_STARTS
             and self._stream.now() - began + starts[0].lost_s < EPOCH_STARTS_LIMIT_S
         ):
@@ -267,49 +289,44 @@ class Loop:
         must = samples <= least * self._config.batch_size and samples <= rate * EPOCH_STARTS_LIMIT_S
         return must or samples <= rate * WHOLE_EPOCH_SHARE * self._limits.min_s
 
-    def _whole_epochs(self, rate: float) -> list[_Start]:
-        """Several epochs in a row, from the first request to the last batch: what exceeds the steady rate is lost.
+    def _whole_epochs(self, rate: float) -> list[float]:
+        """Seconds that each of several epochs lost against the steady rate, or gained where that is negative.
 
-        The device is waited for once, after the last: training too starts an epoch while it still works on the one
-        before.
+        They come in a row, each from its first request to its last batch, and the first has new workers. The device is
+        waited for once, after the last: training too starts an epoch while it still works on the one before.
         """
         stream, planned = self._stream, self._limits.epoch_samples
         assert planned is not None
         self._endless.stop()
         stream.drain()
+        stream.close()
         stream.synchronize()
         self._endless.bound(-(-planned // self._config.batch_size))
-        first_batches_s: list[float] = []
         samples, ends_s = stream.samples, [stream.now()]
         while not self._has_enough_epochs(ends_s):
-            first_batches_s.append(self._whole_epoch())
+            self._whole_epoch()
             ends_s.append(stream.now())
         stream.synchronize()
-        count = len(first_batches_s)
-        epoch_s = (stream.now() - ends_s[0]) / count
-        lost_s = epoch_s - (stream.samples - samples) / count / rate
-        mean_s = (ends_s[-1] - ends_s[0]) / count
-        return [
-            _Start(lost_s=lost_s + (end_s - began_s) - mean_s, first_batch_s=first_batch_s)
-            for (began_s, end_s), first_batch_s in zip(pairwise(ends_s), first_batches_s, strict=True)
-        ]
+        count = len(ends_s) - 1
+        device_s = stream.now() - ends_s[-1]
+        trained_s = (stream.samples - samples) / rate
+        return [end_s - began_s + (device_s - trained_s) / count for began_s, end_s in pairwise(ends_s)]
 
     def _has_enough_epochs(self, ends_s: Sequence[float]) -> bool:
         count, seconds = len(ends_s) - 1, ends_s[-1] - ends_s[0]
-        is_enough = count >= EPOCH_STARTS and seconds >= WHOLE_EPOCHS_SHARE * self._limits.min_s
-        return is_enough or (count > 0 and seconds >= EPOCH_STARTS_LIMIT_S)
+        first = 1 if self._config.persistent_workers else 0  # its workers are new, which others are not
+        is_enough = count >= EPOCH_STARTS + first and seconds >= WHOLE_EPOCHS_SHARE * self._limits.min_s
+        return is_enough or (count > first and seconds >= EPOCH_STARTS_LIMIT_S)
 
-    def _whole_epoch(self) -> float:
-        """Train on one; how long its first batch took to come."""
+    def _whole_epoch(self) -> None:
         samples = self._stream.samples
-        first_batch_s = self._first_batch_s()
+        self._stream.start_epoch()
         self._stream.drain()
         if self._stream.samples == samples:
             raise DataEndedError(
                 "the loader gave no batch in a second epoch; a dataset or sampler that can be iterated only once "
                 "cannot be measured"
             )
-        return first_batch_s
 
     def _epoch_turn(self, steady: _Steady, began: float) -> _Start:
         """From the last batch dispatched until the stream is back on its steady line."""
@@ -341,19 +358,6 @@ class Loop:
         waited_s = self._stream.wait_s - before
         self._stream.train_on(first)
         return waited_s
-
-    def _epoch_start(self, starts: Sequence[_Start], first_batch_s: float) -> EpochStart:
-        """Kept workers refill; what new ones cost beside that is how much later their first batch came."""
-        if not starts:
-            # Not measured, which can only flatter what is too slow already.
-            return EpochStart(fresh_s=0.0, refill_s=0.0 if self._config.persistent_workers else None)
-        lost = [start.lost_s for start in starts]
-        lost_s = max(0.0, fmean(lost))
-        spread_s = (max(lost) - min(lost)) / 2
-        if not self._config.persistent_workers:
-            return EpochStart(fresh_s=lost_s, refill_s=None, spread_s=spread_s)
-        later_s = first_batch_s - fmean(start.first_batch_s for start in starts)
-        return EpochStart(fresh_s=lost_s + max(0.0, later_s), refill_s=lost_s, spread_s=spread_s)
 
     def _arrive(self, phase: Phase) -> None:
         """Wait for the device, and give a sign of life."""
@@ -426,6 +430,10 @@ def timed_window(stream: Stream, config: TrialConfig, seconds: float, began: flo
 
 def _seconds(windows: Sequence[Window]) -> float:
     return sum(window.seconds for window in windows)
+
+
+def _half_range(values: Sequence[float]) -> float:
+    return (max(values) - min(values)) / 2
 
 
 def _end_s(window: Window) -> float:

@@ -250,11 +250,23 @@ def test_kept_workers_pay_where_a_refill_is_cheaper_than_new_ones(rate, one, oth
     assert kept >= effective(rate, fresh_s=fresh_s, refill_s=refill_s, persistent=False)
 
 
-@given(rates, st.floats(0.0, 0.5), costs)
-def test_the_interval_stays_in_order(rate, share, fresh_s):
-    start = EpochStart(fresh_s=fresh_s, refill_s=None)
+@given(rates, st.floats(0.0, 0.5), st.floats(-100.0, 100.0), st.floats(0.0, 10.0), st.booleans())
+def test_the_interval_stays_in_order(rate, share, fresh_s, spread_s, is_whole):
+    start = EpochStart(fresh_s=fresh_s, refill_s=None, spread_s=spread_s, is_whole=is_whole)
     found = effective_rate(estimate(rate, share * rate), start, PLAN, persistent_workers=False)
-    assert found.low <= found.value <= found.high
+    assert 0 < found.low <= found.value <= found.high < float("inf")
+
+
+@given(rates, rates, st.floats(0.1, 100.0), st.floats(0.0, 0.5))
+def test_what_whole_epochs_took_does_not_depend_on_the_steady_rate(one, other, epoch_s, share):
+    found = []
+    for rate in (one, other):
+        lost_s = epoch_s - PLAN.epoch_samples / rate
+        start = EpochStart(fresh_s=lost_s, refill_s=None, is_whole=True)
+        found.append(effective_rate(estimate(rate, share * rate), start, PLAN, persistent_workers=False))
+    for rate in found:
+        assert rate.value == pytest.approx(PLAN.epoch_samples / epoch_s, rel=1e-6)
+        assert rate.low == rate.high == rate.value
 
 
 def test_scaled():

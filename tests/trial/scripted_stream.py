@@ -5,7 +5,7 @@ loader: tasks go to the workers in turn, `num_workers * prefetch_factor` of them
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import torch
@@ -25,11 +25,15 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Script:
-    """Seconds that each thing takes; `load_s` and `step_s` get the number of batches before, and the time."""
+    """Seconds that each thing takes; `load_s` and `step_s` get the number of batches before, and the time.
+
+    `start_s` is of a worker, `dispatch_s` of the main thread for each task it hands out.
+    """
 
     load_s: object
     step_s: object = lambda number, now_s: 0.001  # noqa: ARG005
     start_s: float = 0.0
+    dispatch_s: float = 0.0
     dataset_batches: int = 10**9
     cold_until_s: float = 0.0
 
@@ -68,6 +72,7 @@ class _Iterator:
     def _dispatch(self):
         if next(self._items, None) is None:
             return
+        self._loader.clock.now_s += self._loader.script.dispatch_s
         free_s = self._loader.free_s
         worker = self._turn % len(free_s)
         self._turn += 1
@@ -126,6 +131,10 @@ class ScriptedStream(Stream):
     def now(self):
         return self.clock.now_s
 
+    def close(self):
+        super().close()
+        self.loader.kept = False
+
     def ready_batches(self):
         if not self.loader.config.num_workers:
             return None
@@ -158,7 +167,7 @@ def measured(script, config, *, watch=None, **limits):
 
 def trained_for_epochs(script, config, *, epochs, epoch_batches):
     """Seconds that these epochs take as people write the loop: the truth that effective rates are held against."""
-    script = Script(load_s=script.load_s, step_s=script.step_s, start_s=script.start_s, dataset_batches=epoch_batches)
+    script = replace(script, dataset_batches=epoch_batches)
     stream = ScriptedStream(script, config)
     stream.endless.bound(epoch_batches)
     for _ in range(epochs):

@@ -248,14 +248,55 @@ EPOCHS = {
 }
 
 
+CROWDED_S = 0.03
+"""Of a step while workers load; alone it takes a tenth."""
+
+
+def crowded_step():
+    """Steps are slow while workers are at work, as on few CPUs: at the end of an epoch they are fast."""
+    loaded = 0
+
+    def load_s(*_):
+        nonlocal loaded
+        loaded += 1
+        return 0.01
+
+    def step_s(*_):
+        nonlocal loaded
+        step_s, loaded = CROWDED_S if loaded else CROWDED_S / 10, 0
+        return step_s
+
+    return Script(load_s=load_s, step_s=step_s, start_s=0.05)
+
+
+EPOCH_SCRIPTS = {
+    "loader": lambda: Script(load_s=lambda *_: 0.1, step_s=lambda *_: 0.004, start_s=0.3),
+    "step": lambda: Script(load_s=lambda *_: 0.04, step_s=lambda *_: 0.02, start_s=0.3),
+    "dispatch": lambda: Script(load_s=lambda *_: 0.01, step_s=lambda *_: 0.01, start_s=0.05, dispatch_s=0.01),
+    "crowded step": crowded_step,
+}
+
+
 @pytest.mark.parametrize("epoch_batches", EPOCHS.values(), ids=EPOCHS)
 @pytest.mark.parametrize("persistent_workers", [False, True], ids=["new workers", "kept workers"])
-@pytest.mark.parametrize("bound", ["loader", "step"])
+@pytest.mark.parametrize("bound", ["loader", "step", "dispatch", "crowded step"])
 def test_epochs_take_as_long_as_predicted(epoch_batches, persistent_workers, bound):
-    load_s, step_s = (0.1, 0.004) if bound == "loader" else (0.04, 0.02)
-    script = Script(load_s=lambda *_: load_s, step_s=lambda *_: step_s, start_s=0.3)
+    script = EPOCH_SCRIPTS[bound]()
     chosen = config(4, persistent_workers=persistent_workers)
     assert abs(effective_error(script, chosen, epoch_batches=epoch_batches)) <= TOLERANCE
+
+
+def test_an_epoch_whose_workers_are_soon_done_may_be_faster_than_its_middle():
+    script, chosen = crowded_step(), config(4, persistent_workers=True)
+    result = measured(script, chosen, **LIMITS, epoch_samples=12 * 32)
+    assert result.epoch_start.refill_s < 0
+
+
+def test_a_short_epoch_is_not_given_up_for_a_slow_middle():
+    script, chosen = crowded_step(), config(4, persistent_workers=True)
+    limits = LIMITS | {"least_rate": 1.1 * 32 / CROWDED_S}
+    assert measured(script, chosen, **limits, epoch_samples=10_000 * 32).censored
+    assert not measured(script, chosen, **limits, epoch_samples=12 * 32).censored
 
 
 def test_short_epochs_are_not_predicted_from_one_long_stream(monkeypatch):
