@@ -85,17 +85,24 @@ class Needs:
         return low + (high - low) * (config.batch_size - small) / (large - small)
 
     def shared_bytes(self, config: TrialConfig) -> float | None:
-        """Batches on their way from workers, in shared memory until the main process takes them.
+        """Batches of workers, in shared memory until the main process has done with them.
 
-        Each worker has prefetch_factor of them ready or in the making. Where memory is pinned they are copied out of it
-        as they come, and one a worker is left.
+        Each worker has prefetch_factor of them ready or in the making, and one is trained on. Where memory is pinned
+        they are copied out of it as they come, and one a worker is left.
         """
-        each = 1 if config.pin_memory else config.prefetch_factor or 0
-        return None if self.sample_bytes is None else config.num_workers * each * config.batch_size * self.sample_bytes
+        if self.sample_bytes is None:
+            return None
+        batches = config.num_workers if config.pin_memory else _loaded_batches(config)
+        return batches * config.batch_size * self.sample_bytes
 
     def host_bytes(self, config: TrialConfig) -> float | None:
-        """What the workers add, and all batches that are ready or in the making."""
+        """What the workers add, and all batches that are ready, in the making or trained on."""
         if self.sample_bytes is None or self.worker_bytes is None:
             return None
-        batches = config.num_workers * (config.prefetch_factor or 0)
-        return config.num_workers * self.worker_bytes + batches * config.batch_size * self.sample_bytes
+        loaded = _loaded_batches(config) * config.batch_size * self.sample_bytes
+        return config.num_workers * self.worker_bytes + loaded
+
+
+def _loaded_batches(config: TrialConfig) -> int:
+    """What workers have under way, and the one that is trained on."""
+    return config.num_workers * (config.prefetch_factor or 0) + 1 if config.num_workers else 0

@@ -32,6 +32,7 @@ class Stream(Feed):
         self.batches = 0
         self.last_batch: Any = None
         self.last_samples = 0
+        self._loaded: Any = None
         self._overflows = Overflows()
 
     def synchronize(self) -> None:
@@ -42,6 +43,9 @@ class Stream(Feed):
         """One micro-batch; False for the end of the epoch."""
         if batch is self:
             return False
+        # Held as the variable of a for loop is: freeing a large batch of workers takes the main thread a while, and is
+        # to come when the next one is here and the device works on this one.
+        self._loaded = batch
         training = self.training
         samples, weight = training.count(batch), training.weight(batch)
         batch = training.on_device(batch)
@@ -84,6 +88,11 @@ class Stream(Feed):
             raise NonFiniteLossError(
                 f"gradients overflowed: {problem}; a faster configuration that does not train is not a result"
             )
+
+    def close(self) -> None:
+        """Stop the workers and let their last batch go."""
+        self._loaded = None
+        super().close()
 
     def drain(self) -> None:
         """Train on what is left of the epoch."""

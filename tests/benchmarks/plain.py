@@ -103,10 +103,6 @@ class PlainLoop:
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
 
-    def optimizer_step(self, batches: Any) -> None:
-        for number in range(1, self.accumulation + 1):
-            self.train_on(next(batches), is_last=number == self.accumulation)
-
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             self.torch.cuda.synchronize()
@@ -123,23 +119,25 @@ class PlainLoop:
 
     def steady_rate(self, seconds: float) -> float:
         """Samples per second in the middle of an epoch that does not end."""
-        batches = iter(self.loader(ENDLESS))
-        prefetched = self.config["num_workers"] * (self.config["prefetch_factor"] or 0)
+        workers = self.config["num_workers"]
+        least_warm = max(WARM_UP_STEPS, -(-workers * (self.config["prefetch_factor"] or 0) // self.accumulation))
+        least = max(LEAST_STEPS, -(-LEAST_BURSTS * workers // self.accumulation))
+        is_warm = False
         began, steps = time.perf_counter(), 0
-        while (
-            steps < WARM_UP_STEPS or steps * self.accumulation < prefetched or time.perf_counter() - began < WARM_UP_S
-        ):
-            self.optimizer_step(batches)
+        for number, batch in enumerate(self.loader(ENDLESS), start=1):
+            self.train_on(batch, is_last=number % self.accumulation == 0)
+            if number % self.accumulation:
+                continue
             steps += 1
-        self.synchronize()
-        least = max(LEAST_STEPS, -(-LEAST_BURSTS * self.config["num_workers"] // self.accumulation))
-        began, steps = time.perf_counter(), 0
-        while steps < least or time.perf_counter() - began < seconds:
-            self.optimizer_step(batches)
-            steps += 1
+            passed_s = time.perf_counter() - began
+            if not is_warm and steps >= least_warm and passed_s >= WARM_UP_S:
+                self.synchronize()
+                is_warm, began, steps = True, time.perf_counter(), 0
+            elif is_warm and steps >= least and passed_s >= seconds:
+                break
         self.synchronize()
         rate = steps * self.effective / (time.perf_counter() - began)
-        del batches
+        del batch
         gc.collect()  # its workers are gone before the next loader starts its own
         return rate
 

@@ -33,11 +33,11 @@ def test_one_peak_alone_says_nothing_of_other_sizes():
 
 @pytest.mark.parametrize(("there", "kind"), [
     ({"gpu_bytes": 17 * GIB}, Memory.GPU), ({"gpu_bytes": 18 * GIB}, None), ({"gpu_bytes": None}, None),
-    ({"shared_bytes": GIB - 2**26}, Memory.SHARED), ({"shared_bytes": GIB}, None), ({"shared_bytes": None}, None),
+    ({"shared_bytes": GIB}, Memory.SHARED), ({"shared_bytes": GIB + 2**27}, None), ({"shared_bytes": None}, None),
     ({"host_bytes": 4 * GIB}, Memory.HOST), ({"host_bytes": 5 * GIB}, None), ({"host_bytes": None}, None),
 ])  # fmt: skip
 def test_the_first_kind_that_is_short_is_named(there, kind):
-    # 4 workers with 2 batches of 128 MiB each make 1 GiB, beside 4 GiB of workers
+    # 4 workers with 2 batches of 128 MiB each and the one in use make 1.125 GiB, beside 4 GiB of workers
     assert needs().missing(trial_config(4, batch_size=128), room(**there)) is kind
 
 
@@ -48,13 +48,15 @@ def test_without_workers_nothing_is_shared():
 
 def test_pinned_batches_leave_shared_memory_as_they_come():
     pinned, pageable = (trial_config(4, prefetch_factor=8, pin_memory=pin) for pin in (True, False))
-    assert needs().shared_bytes(pageable) == 8 * needs().shared_bytes(pinned)
+    batch_bytes = 64 * 2**20
+    assert (needs().shared_bytes(pageable), needs().shared_bytes(pinned)) == (33 * batch_bytes, 4 * batch_bytes)
     assert needs().host_bytes(pageable) == needs().host_bytes(pinned)
 
 
 def test_more_workers_and_more_prefetching_need_more():
     small, large = trial_config(2, prefetch_factor=2), trial_config(4, prefetch_factor=8)
-    assert needs().shared_bytes(large) == 8 * needs().shared_bytes(small)
+    batch_bytes = 64 * 2**20
+    assert (needs().shared_bytes(large), needs().shared_bytes(small)) == (33 * batch_bytes, 5 * batch_bytes)
 
 
 def test_where_no_probe_told_everything_may_fit():

@@ -73,6 +73,29 @@ def test_the_batch_before_is_gone_while_one_is_learnt_from():
 
 
 @pytest.mark.usefixtures("collected_by_counting_only")
+def test_the_loaded_batch_is_held_until_the_next_one_is_here_as_by_a_for_loop(monkeypatch):
+    # GIVEN a device of its own memory
+    loaded, seen = [], []
+
+    def copied(batch):
+        loaded.append(weakref.ref(batch))
+        return batch.clone()
+
+    def look(model, batch):
+        seen.append([ref() is not None for ref in loaded[-2:]])
+        return model(batch).mean()
+
+    stream, _ = streamed(look)
+    monkeypatch.setattr(stream.training, "on_device", copied)
+    stream.start_epoch()
+    stream.train_batches(3)
+    # THEN freeing it is not waited for between its copy and its step
+    assert seen == [[True], [False, True], [False, True]]
+    stream.close()
+    assert loaded[-1]() is None
+
+
+@pytest.mark.usefixtures("collected_by_counting_only")
 def test_a_whole_measurement_keeps_no_batch_either():
     look = Look()
     stream, endless = streamed(look)
