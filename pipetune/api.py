@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from pipetune.core.study import Budget, StudyConfig
 from pipetune.errors import InputError, InterruptedStudyError
 
 if TYPE_CHECKING:
+    from pipetune.core.findings import Finding
     from pipetune.core.record import StudyResult, Validation
     from pipetune.integrations.torch import Tuned
     from pipetune.search.progress import Progress
@@ -136,6 +138,21 @@ def validate(config: str | Path | Mapping[str, Any] | StudyConfig, *, overrides:
         space=resolved_space(checked, facts, hardware),
         workers_limit=hardware.cpus_limit,
     )
+
+
+def doctor(*, data: str | Path | None = None, script: str | Path | None = None) -> tuple["Finding", ...]:
+    """Whether this machine is fit to train, and what limits it: findings, those in order included.
+
+    `data` is the folder that samples are read from: its files are read for a second or two. `script` is a training
+    script, looked at for a main guard. Takes some seconds, most of them to import torch in a process of its own.
+    """
+    from pipetune.core.checkup import checkup
+    from pipetune.hardware.machine import look_at_machine
+    from pipetune.trial.torch_process import ask_torch
+
+    # First without torch, whose process would be on the GPU.
+    facts = look_at_machine(None if data is None else Path(data), None if script is None else Path(script))
+    return checkup(replace(facts, torch=ask_torch()))
 
 
 def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":

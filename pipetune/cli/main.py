@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pipetune import __version__
+from pipetune.cli.doctor import doctor
 from pipetune.cli.show import show
 from pipetune.cli.tune import tune
 from pipetune.cli.validate import validate
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(tune)
 app.command()(validate)
 app.command()(show)
+app.command()(doctor)
 
 
 def _print_version(*, wanted: bool) -> None:

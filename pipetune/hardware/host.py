@@ -44,6 +44,15 @@ class CpuLimit:
     limit: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What the whole machine did while it was watched: CPUs' worth of work, and swap."""
+
+    cpus_busy: float
+    swap_used_bytes: int
+    swap_rate_bytes_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Bound:
     count: int
@@ -68,6 +77,11 @@ def usable_cpus(root: Path = _ROOT, environ: Mapping[str, str] = os.environ, aff
     return CpuLimit(count=tightest.count, present=present, limit=tightest.reason)
 
 
+def present_memory_bytes(root: Path = _ROOT) -> int:
+    """Return the machine's memory, whatever this process may use of it."""
+    return _memory_total_bytes(root)
+
+
 def memory_limit_bytes(root: Path = _ROOT) -> int:
     """Return the least of the machine's memory and the limits of this process's control groups."""
     return min([_memory_total_bytes(root), *memory_limits(root)])
@@ -82,6 +96,14 @@ def shared_memory_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes free in /dev/shm, where workers pass batches; None where there is no such folder."""
     try:
         return shutil.disk_usage(root / "dev/shm").free
+    except OSError:
+        return None
+
+
+def shared_memory_total_bytes(root: Path = _ROOT) -> int | None:
+    """Return the size of /dev/shm; None where there is no such folder."""
+    try:
+        return shutil.disk_usage(root / "dev/shm").total
     except OSError:
         return None
 
@@ -108,6 +130,15 @@ def cpu_amps(root: Path = _ROOT) -> tuple[Amp, ...]:
 def busy_cpus(seconds: float) -> float:
     """Return how many CPUs' worth of work the whole machine did while this call waited for `seconds`."""
     return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
+
+
+def activity(seconds: float) -> Activity:
+    """Return what the whole machine did while this call waited for `seconds`."""
+    before = psutil.swap_memory()
+    cpus = busy_cpus(seconds)
+    after = psutil.swap_memory()
+    moved = after.sin + after.sout - before.sin - before.sout
+    return Activity(cpus_busy=cpus, swap_used_bytes=after.used, swap_rate_bytes_per_s=max(0, moved) / seconds)
 
 
 def tree_memory_bytes(pid: int) -> int | None:

@@ -15,8 +15,10 @@ from typing import Any, Self
 
 from pipetune.core.hardware import Gpu
 from pipetune.core.interference import Disturbance
+from pipetune.core.machine import GpuState
 from pipetune.core.measurement import GpuUsage
 from pipetune.hardware.gpu_counters import ChipCounters, ChipUsage, ClockLimits, GpuTenants, attempt, tenants
+from pipetune.hardware.gpu_state import gpu_state
 
 try:
     import pynvml as _pynvml
@@ -75,6 +77,36 @@ def list_tenants(nvml: Any = None) -> frozenset[int]:
             return tenants(nvml, [handle for handle in handles if handle is not None])
     except nvml.NVMLError:
         return frozenset()
+
+
+def driver_cuda_version(nvml: Any = None) -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver serves, as (major, minor); None without NVML."""
+    nvml = nvml or _pynvml
+    if nvml is None:
+        return None
+    try:
+        with _session(nvml):
+            number = attempt(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+    except nvml.NVMLError:
+        return None
+    return None if not number else (number // 1000, number % 1000 // 10)
+
+
+def gpu_states(nvml: Any = None) -> tuple[GpuState, ...]:
+    """Return link, limits and other processes of each GPU; nothing without NVML.
+
+    Called while no process of ours is on a GPU, so that all that are there are others'.
+    """
+    nvml = nvml or _pynvml
+    if nvml is None:
+        return ()
+    try:
+        with _session(nvml):
+            count = nvml.nvmlDeviceGetCount()
+            handles = [attempt(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+            return tuple(gpu_state(nvml, handle) for handle in handles if handle is not None)
+    except nvml.NVMLError:
+        return ()
 
 
 class GpuSampler:

@@ -1,6 +1,5 @@
 """The page cache: filled before the first trial, or emptied before each, without root."""
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pipetune.core.interference import storage_read_bytes
 from pipetune.core.throughput import COLD_BYTES_PER_S
 from pipetune.errors import InputError
 from pipetune.hardware.counters import TreeCounters
+from pipetune.hardware.storage import drop_cached
 from pipetune.training.batch import count_samples
 from pipetune.training.workload import Workload
 from pipetune.trial.loader import build_loader, close_iterator
@@ -78,10 +78,7 @@ def evict(data_paths: Iterable[str | Path]) -> int:
     """
     count = 0
     for file in _files(data_paths):
-        with file.open("rb") as opened:
-            # Pages that are not on disk yet cannot be dropped.
-            os.fdatasync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cached(file)
         count += 1
     if count == 0:
         raise InputError("cache: cold needs the files behind the dataset; give the Workload its data_paths")

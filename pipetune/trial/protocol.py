@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, Valid
 from pipetune.config import yaml
 from pipetune.core.cache import ReadAhead
 from pipetune.core.facts import WorkloadFacts
+from pipetune.core.machine import TorchFacts
 from pipetune.core.measurement import Measurement, Phase, TrialFailure
 from pipetune.core.probes import Probe
 from pipetune.core.samples import SampleDigests
@@ -212,6 +213,7 @@ Event = PhaseEvent | ReadyEvent | Answer | FailedEvent | RefusedEvent
 
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+_TORCH_FACTS = TypeAdapter(TorchFacts)
 
 
 def encode(message: Request | Event) -> bytes:
@@ -232,5 +234,18 @@ def decode_event(line: bytes) -> Event | None:
     """None for a line that is no event: the user's code may have written into the pipe."""
     try:
         return _EVENTS.validate_json(line)
+    except ValidationError:
+        return None
+
+
+def encode_torch_facts(facts: TorchFacts) -> bytes:
+    """One line, newline included."""
+    return _TORCH_FACTS.dump_json(facts) + b"\n"
+
+
+def decode_torch_facts(line: bytes) -> TorchFacts | None:
+    """None for a line that is none."""
+    try:
+        return _TORCH_FACTS.validate_json(line)
     except ValidationError:
         return None

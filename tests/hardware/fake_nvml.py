@@ -50,6 +50,9 @@ class FakeDevice:
     reasons: int | None = 0
     processes: list[tuple[int, int, int]] = field(default_factory=list)  # pid, time stamp, SM share
     contexts: tuple[int, ...] | None = ()
+    context_bytes: int | None = 2**30
+    link: tuple[int, int, int, int] | None = (5, 5, 16, 16)  # generation and lanes: of the link, of the card
+    power_mw: tuple[int, int] | None = (700_000, 700_000)  # allowed, by default
 
 
 @dataclass(eq=False)
@@ -184,13 +187,40 @@ class FakeNVML:
     def nvmlDeviceGetComputeRunningProcesses(self, device):
         if device.contexts is None:
             raise NVMLLibraryMismatchError
-        return [SimpleNamespace(pid=pid) for pid in device.contexts]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=device.context_bytes) for pid in device.contexts]
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 12080
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, device):
+        return self._known(device.link)[0]
+
+    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, device):
+        return self._known(device.link)[1]
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, device):
+        return self._known(device.link)[2]
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, device):
+        return self._known(device.link)[3]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device):
+        return self._known(device.power_mw)[0]
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, device):
+        return self._known(device.power_mw)[1]
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, _device):
         raise NVMLError_NotSupported
 
     def _text(self, text):
         return text.encode() if self.binary else text
+
+    @staticmethod
+    def _known(figures):
+        if figures is None:
+            raise NVMLError_NotSupported
+        return figures
 
     @staticmethod
     def _only(found):

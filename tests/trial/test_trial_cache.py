@@ -19,8 +19,8 @@ def advised(monkeypatch):
         assert descriptor in synced
         asked.append(os.fstat(descriptor).st_size)
 
-    monkeypatch.setattr(cache.os, "fdatasync", synced.add)
-    monkeypatch.setattr(cache.os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "fdatasync", synced.add)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
     return asked
 
 

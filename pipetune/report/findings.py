@@ -1,0 +1,55 @@
+"""Findings for people and for programs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipetune.core.findings import Finding, Severity, worst
+from pipetune.core.text import printable
+
+_STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.STOP: "bold red"}
+
+
+def findings_view(findings: Sequence[Finding]) -> RenderableType:
+    """A block each: state and figure, why it matters, what to do; then the sum of it."""
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        state = Text(finding.severity.value, style=_STYLES[finding.severity])
+        table.add_row(state, Text(printable(finding.figure)))
+        table.add_row("", Text(printable(finding.why), style="dim"))
+        if finding.remedy:
+            table.add_row("", Text(f"-> {printable(finding.remedy)}", style="bold"))
+    return Group(table, "", Text(_sum(findings), style=_STYLES[worst(findings)]))
+
+
+def findings_object(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Plain types only."""
+    return {
+        "worst": worst(findings).value,
+        "findings": [
+            {
+                "code": finding.code,
+                "severity": finding.severity.value,
+                "figure": finding.figure,
+                "why": finding.why,
+                "remedy": finding.remedy or None,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _sum(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    stops, warnings = counts[Severity.STOP], counts[Severity.WARNING]
+    if stops:
+        return f"{stops} would stop training, {warnings} would slow it down"
+    if warnings:
+        return f"nothing would stop training; {warnings} would slow it down"
+    return "nothing found that would stop training or slow it down"
