@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from pipetune.core.study import Budget, StudyConfig
 from pipetune.errors import InputError, InterruptedStudyError
 
 if TYPE_CHECKING:
+    from pipetune.core.diagnosis import Evidence
     from pipetune.core.findings import Finding
     from pipetune.core.record import StudyResult, Validation
     from pipetune.integrations.torch import Tuned
@@ -138,6 +139,38 @@ def validate(config: str | Path | Mapping[str, Any] | StudyConfig, *, overrides:
         space=resolved_space(checked, facts, hardware),
         workers_limit=hardware.cpus_limit,
     )
+
+
+def diagnose(
+    config: str | Path | Mapping[str, Any] | StudyConfig,
+    *,
+    overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> "Evidence":
+    """Examine the present settings: train with them once, then run loader and step alone; about half a minute.
+
+    The present settings are the config's baseline, or torch's defaults. What the evidence means is told by
+    `pipetune.core.diagnosis`: `verdict(evidence)` and `diagnose(evidence)`. `tell` gets a line before each thing that
+    takes a while.
+    """
+    from pipetune.hardware.environment import profile
+    from pipetune.search.examine import Examination
+    from pipetune.trial.runner import HostRunner
+
+    checked = read_config(config, overrides)
+    with TemporaryDirectory(prefix="pipetune-") as folder:
+        runner = HostRunner(
+            checked.workload,
+            device=checked.device,
+            seed=checked.seed,
+            log_folder=Path(folder),
+            cache=checked.cache,
+            gpu_memory_headroom=checked.gpu_memory_headroom,
+        )
+        try:
+            return Examination(checked, runner, profile(), tell=tell).evidence()
+        finally:
+            runner.close()
 
 
 def doctor(*, data: str | Path | None = None, script: str | Path | None = None) -> tuple["Finding", ...]:

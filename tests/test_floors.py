@@ -36,7 +36,7 @@ DOORS = {
     "psutil": {"hardware/host.py"},
     "yaml": {"config/yaml.py"},
     "pydantic": {"config/schema.py", "trial/protocol.py", "storage/study_store.py"},
-    "typer": {"cli/main.py", "cli/tune.py", "cli/validate.py", "cli/show.py", "cli/doctor.py"},
+    "typer": {"cli/main.py", "cli/tune.py", "cli/validate.py", "cli/show.py", "cli/doctor.py", "cli/diagnose.py"},
     "scipy": {"core/throughput.py", "core/repeats.py", "trial/host.py"},
 }
 
@@ -50,6 +50,7 @@ TORCH_FILES = {
     "trial/randomness.py",
     "trial/samples.py",
     "trial/session.py",
+    "trial/stages.py",
     "trial/state.py",
     "trial/stream.py",
     "trial/torch_facts.py",

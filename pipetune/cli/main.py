@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pipetune import __version__
+from pipetune.cli.diagnose import diagnose
 from pipetune.cli.doctor import doctor
 from pipetune.cli.show import show
 from pipetune.cli.tune import tune
@@ -21,6 +22,7 @@ app.command()(tune)
 app.command()(validate)
 app.command()(show)
 app.command()(doctor)
+app.command()(diagnose)
 
 
 def _print_version(*, wanted: bool) -> None:

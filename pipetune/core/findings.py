@@ -18,7 +18,8 @@ class Severity(StrEnum):
 class Finding:
     """One thing looked at: the `figure` that was found, `why` it matters and the `remedy`, which only ills have.
 
-    `code` is for programs and stays the same from version to version.
+    `code` is for programs and stays the same from version to version. `gain` is by how much the rate would grow with
+    the remedy, as a factor, measured or predicted; None where nobody can tell.
     """
 
     code: str
@@ -26,6 +27,7 @@ class Finding:
     figure: str
     why: str
     remedy: str = ""
+    gain: float | None = None
 
 
 def worst(findings: Sequence[Finding]) -> Severity:

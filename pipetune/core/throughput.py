@@ -29,14 +29,37 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Seconds that the main thread spent on each part of training: what a GPU does meanwhile is not in them.
+
+    `copy_s` is moving batches to the device, `forward_s` the model and the loss, `backward_s` the gradients,
+    `optimizer_s` the update.
+    """
+
+    copy_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+
+    def since(self, earlier: "Stages") -> "Stages":
+        """What was spent after an earlier reading of the same clock."""
+        return Stages(
+            copy_s=self.copy_s - earlier.copy_s,
+            forward_s=self.forward_s - earlier.forward_s,
+            backward_s=self.backward_s - earlier.backward_s,
+            optimizer_s=self.optimizer_s - earlier.optimizer_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """One timed stretch inside an epoch: whole optimizer steps between two synchronisations.
 
     `began_s` is on the monotonic clock, which parent and child share; `data_wait_s` is the share of
     `seconds` that the main thread spent asking the loader for a batch, and `data_work_s` are CPU seconds that its
     process spent meanwhile: without workers the work of loading. `ready_batches` lay ready in the loader at its end;
-    `read_bytes` came from storage meanwhile, not from the page cache, for any process of the trial. Each of the last
-    three is None where it is not known.
+    `read_bytes` came from storage meanwhile, not from the page cache, for any process of the trial. `stages` is what
+    the main thread did in the rest of the time. Each of the last four is None where it is not known.
     """
 
     samples: int
@@ -46,6 +69,7 @@ class Window:
     ready_batches: int | None = None
     read_bytes: int | None = None
     data_work_s: float | None = None
+    stages: Stages | None = None
 
     @property
     def is_cold(self) -> bool | None:

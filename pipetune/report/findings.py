@@ -16,6 +16,11 @@ _STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yello
 
 def findings_view(findings: Sequence[Finding]) -> RenderableType:
     """A block each: state and figure, why it matters, what to do; then the sum of it."""
+    return Group(findings_table(findings), "", Text(_sum(findings), style=_STYLES[worst(findings)]))
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """A block each."""
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -24,8 +29,9 @@ def findings_view(findings: Sequence[Finding]) -> RenderableType:
         table.add_row(state, Text(printable(finding.figure)))
         table.add_row("", Text(printable(finding.why), style="dim"))
         if finding.remedy:
-            table.add_row("", Text(f"-> {printable(finding.remedy)}", style="bold"))
-    return Group(table, "", Text(_sum(findings), style=_STYLES[worst(findings)]))
+            gain = "" if finding.gain is None else f": up to {finding.gain:.2g} times the rate"
+            table.add_row("", Text(f"-> {printable(finding.remedy)}{gain}", style="bold"))
+    return table
 
 
 def findings_object(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -39,6 +45,7 @@ def findings_object(findings: Sequence[Finding]) -> dict[str, Any]:
                 "figure": finding.figure,
                 "why": finding.why,
                 "remedy": finding.remedy or None,
+                "gain": None if finding.gain is None else round(finding.gain, 3),
             }
             for finding in findings
         ],

@@ -413,7 +413,7 @@ def timed_window(stream: Stream, config: TrialConfig, seconds: float, began: flo
 
     It begins where the last one ended: what workers fetch while we reckon is not given away.
     """
-    samples, wait_s, work_s = stream.samples, stream.wait_s, stream.work_s
+    samples, wait_s, work_s, stages = stream.samples, stream.wait_s, stream.work_s, stream.training.clock.read()
     stream.train_batches(group_batches(config, config.num_workers))
     while stream.now() - began < seconds:
         stream.train_batches(config.accumulation_steps)
@@ -425,6 +425,7 @@ def timed_window(stream: Stream, config: TrialConfig, seconds: float, began: flo
         data_work_s=stream.work_s - work_s,
         began_s=began,
         ready_batches=stream.ready_batches(),
+        stages=stream.training.clock.read().since(stages),
     )
 
 

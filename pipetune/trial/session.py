@@ -10,10 +10,10 @@ from torch import nn
 
 from pipetune.core.space import TrialConfig
 from pipetune.training.batch import count_samples, to_device
-from pipetune.training.step import Step
 from pipetune.training.workload import Workload
 from pipetune.trial.device import release_memory
 from pipetune.trial.randomness import seed_everything
+from pipetune.trial.stages import StageClock, TimedStep
 from pipetune.trial.state import put_aside
 
 
@@ -68,8 +68,10 @@ class Training:
         self.model = session.model
         self.optimizer = session.optimizer
         self.non_blocking = config.pin_memory
-        self.step = Step(
+        self.clock = StageClock()
+        self.step = TimedStep(
             session.optimizer,
+            self.clock,
             device=session.device,
             amp=config.amp,
             accumulation_steps=config.accumulation_steps,
@@ -94,7 +96,8 @@ class Training:
 
     def on_device(self, batch: Any) -> Any:
         """Copy a batch to the device as the import helper does."""
-        return to_device(batch, self.device, non_blocking=self.non_blocking)
+        with self.clock.timing("copy_s"):
+            return to_device(batch, self.device, non_blocking=self.non_blocking)
 
     def count(self, batch: Any) -> int:
         """Samples in a batch, as the loader gave it."""

@@ -58,8 +58,9 @@ def test_programs_get_everything():
     assert findings_object([FINE, DEAD]) == {
         "worst": "stop",
         "findings": [
-            {"code": "torch", "severity": "ok", "figure": "torch 2.13.0", "why": FINE.why, "remedy": None},
+            {"code": "torch", "severity": "ok", "figure": "torch 2.13.0", "why": FINE.why, "remedy": None,
+             "gain": None},
             {"code": "shared_memory", "severity": "stop", "figure": "64 MiB", "why": DEAD.why,
-             "remedy": "--shm-size=16g"},
+             "remedy": "--shm-size=16g", "gain": None},
         ],
     }  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from pipetune.trial.loader import EndlessSampler
 from pipetune.trial.loop import Loop, Sight
 from pipetune.trial.protocol import MeasureLimits
+from pipetune.trial.stages import StageClock
 from pipetune.trial.stream import Stream
 
 
@@ -101,6 +102,7 @@ class _Training:
         self._script, self._config, self._clock = script, config, clock
         self._steps = 0
         self.step = SimpleNamespace(optimizer_steps=1, losses_are_finite=lambda: True)
+        self.clock = StageClock()
 
     def skipped_steps(self):
         return 0
