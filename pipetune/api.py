@@ -12,6 +12,7 @@ from pipetune.core.study import Budget, StudyConfig
 from pipetune.errors import InputError, InterruptedStudyError
 
 if TYPE_CHECKING:
+    from pipetune.core.curve import Curve, CurveVerdict
     from pipetune.core.diagnosis import Evidence
     from pipetune.core.findings import Finding
     from pipetune.core.record import StudyResult, Validation
@@ -186,6 +187,21 @@ def doctor(*, data: str | Path | None = None, script: str | Path | None = None) 
     # First without torch, whose process would be on the GPU.
     facts = look_at_machine(None if data is None else Path(data), None if script is None else Path(script))
     return checkup(replace(facts, torch=ask_torch()))
+
+
+def read_curves(
+    path: str | Path, *, interval_s: float = 1.0, epoch_s: float | None = None
+) -> tuple["Mapping[str, Curve]", "Mapping[str, CurveVerdict]"]:
+    """Utilisation curves of each GPU in a CSV file of `nvidia-smi --query-gpu`, and what shape they have.
+
+    `interval_s` lies between samples where the file has no timestamps; `epoch_s` is how long an epoch takes, if known.
+    Raises InputError where the file is none of that kind.
+    """
+    from pipetune.core.curve import read_curve
+    from pipetune.storage.gpu_csv import read_gpu_csv
+
+    curves = read_gpu_csv(Path(path), interval_s=interval_s)
+    return curves, {name: read_curve(curve, epoch_s=epoch_s) for name, curve in curves.items()}
 
 
 def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":

@@ -36,7 +36,15 @@ DOORS = {
     "psutil": {"hardware/host.py"},
     "yaml": {"config/yaml.py"},
     "pydantic": {"config/schema.py", "trial/protocol.py", "storage/study_store.py"},
-    "typer": {"cli/main.py", "cli/tune.py", "cli/validate.py", "cli/show.py", "cli/doctor.py", "cli/diagnose.py"},
+    "typer": {
+        "cli/main.py",
+        "cli/tune.py",
+        "cli/validate.py",
+        "cli/show.py",
+        "cli/doctor.py",
+        "cli/diagnose.py",
+        "cli/monitor.py",
+    },
     "scipy": {"core/throughput.py", "core/repeats.py", "trial/host.py"},
 }
 

@@ -7,6 +7,7 @@ import typer
 from pipetune import __version__
 from pipetune.cli.diagnose import diagnose
 from pipetune.cli.doctor import doctor
+from pipetune.cli.monitor import monitor
 from pipetune.cli.show import show
 from pipetune.cli.tune import tune
 from pipetune.cli.validate import validate
@@ -23,6 +24,7 @@ app.command()(validate)
 app.command()(show)
 app.command()(doctor)
 app.command()(diagnose)
+app.command()(monitor)
 
 
 def _print_version(*, wanted: bool) -> None:

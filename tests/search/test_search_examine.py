@@ -115,7 +115,7 @@ def test_a_healthy_run_gets_no_finding(examined):
 
 
 def test_present_settings_that_fail_are_told_with_their_traceback(examined):
-    with pytest.raises(WorkloadError, match="present settings.*no such layer"):
+    with pytest.raises(WorkloadError, match=r"present settings.*no such layer"):
         examined(fails=True)
 
 
