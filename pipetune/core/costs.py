@@ -183,7 +183,7 @@ def costs_of_trial(measurement: Measurement, *, cpus: float, amps: Sequence[Amp]
 
 def guessed_costs(*, cpus: float, amps: Sequence[Amp], has_accelerator: bool) -> Costs:
     """Where nothing ran yet: a sample and a step of some size, and no trust in either."""
-    step = StepCost.line(fixed_s=0.005, sample_s=1e-3, sd=0.0)
+    step = StepCost.line(fixed_s=0.005, sample_s=1e-3, sd=UNSEEN_AMP_SD[has_accelerator])
     return Costs(
         cpus=cpus,
         load=LoadCost(cpu_s=2e-3, sd=1.0),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipetune.core.ceilings import MOSTLY_WAITING
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.findings import Finding, Severity
 from pipetune.core.measurement import CacheState, Measurement
@@ -20,8 +21,6 @@ INPUT_WAIT_PERCENT = 10.0
 """From this share of time waiting for data on, the loader is what limits."""
 WORTH = 1.1
 """A remedy is told from this gain on: less is lost in what probes and machines vary by."""
-MOSTLY_WAITING = 0.5
-"""From this share of waiting on, a sample is waited for rather than worked on."""
 RELEVANT_PERCENT = 10.0
 """A stage of the main thread that takes less of its time is nobody's bottleneck."""
 COPY_PERCENT = 5.0

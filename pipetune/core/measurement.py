@@ -97,7 +97,7 @@ class Measurement:
     `settled` tells whether the interval reached its target before the limit. `drained_samples` of the windows
     came out of a queue that was still falling, and training will not have them. `set_aside` are windows that
     count in no rate: before the steady state, or disturbed from outside; `interference` names what was seen of that.
-    A `censored` trial was ended early, since it could not come near the best: its rate is no more than an upper bound.
+    A `censored` trial was ended early, since it could not come near the best: it says only that it is not among them.
     """
 
     config: TrialConfig

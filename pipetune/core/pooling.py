@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import exp, isfinite, sqrt
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 
 from pipetune.core.measurement import GpuUsage, Measurement
 from pipetune.core.repeats import Noise, margin
@@ -15,27 +15,39 @@ def pooled_measurement(rounds: Sequence[Measurement]) -> Measurement:
     """All windows, mean epoch starts, the largest memory; whatever was noted of any."""
     first = rounds[0]
     usage = _pooled_usage([one.gpu for one in rounds if one.gpu is not None])
-    refills = [one.epoch_start.refill_s for one in rounds if one.epoch_start.refill_s is not None]
     retries = [one.allocation_retries for one in rounds if one.allocation_retries is not None]
-    return replace(
+    merged = replace(
         first,
         windows=tuple(window for one in rounds for window in one.windows),
-        epoch_start=EpochStart(
-            fresh_s=sum(one.epoch_start.fresh_s for one in rounds) / len(rounds),
-            refill_s=sum(refills) / len(refills) if refills else None,
-            spread_s=max(one.epoch_start.spread_s for one in rounds),
-            is_whole=all(one.epoch_start.is_whole for one in rounds),
-        ),
+        drained_samples=sum(one.drained_samples for one in rounds),
+    )
+    return replace(
+        merged,
+        epoch_start=_pooled_start(rounds, merged.steady().value),
         settled=all(one.settled for one in rounds),
         censored=any(one.censored for one in rounds),
         gpu=usage,
         gpu_reason=None if usage else first.gpu_reason,
         peak_gpu_memory_bytes=max((one.peak_gpu_memory_bytes or 0 for one in rounds), default=0) or None,
         host_memory_bytes=max((one.host_memory_bytes or 0 for one in rounds), default=0) or None,
-        drained_samples=sum(one.drained_samples for one in rounds),
         set_aside=tuple(window for one in rounds for window in one.set_aside),
         interference=_each_once(text for one in rounds for text in one.interference),
         allocation_retries=sum(retries) if retries else None,
+    )
+
+
+def _pooled_start(rounds: Sequence[Measurement], rate: float) -> EpochStart:
+    """Means; where all timed whole epochs, so that with the pooled `rate` those take the mean of what they took."""
+    starts = [one.epoch_start for one in rounds]
+    refills = [start.refill_s for start in starts if start.refill_s is not None]
+    whole = {start.whole_samples for start in starts}
+    samples = whole.pop() if len(whole) == 1 else None
+    shift_s = 0.0 if samples is None else fmean(samples / one.steady().value for one in rounds) - samples / rate
+    return EpochStart(
+        fresh_s=fmean(start.fresh_s for start in starts) + shift_s,
+        refill_s=fmean(refills) + shift_s if refills else None,
+        spread_s=max(start.spread_s for start in starts),
+        whole_samples=samples,
     )
 
 

@@ -59,8 +59,8 @@ class LoaderProbe:
     `spread` is the standard deviation of the time to make a batch over its mean; None where that is not seen: with
     workers, or with one such time only.
     `batch_bytes` are those of all tensors in the first batch. `worker_memory_bytes` is what a worker adds in the
-    mean: pages that no other process has, or its resident size where the system tells no more; None without workers,
-    or where it cannot be read. `seconds` is what the probe cost in all.
+    mean: pages that no other process has; None without workers, or where it cannot be read. `seconds` is what the
+    probe cost in all.
     """
 
     config: TrialConfig

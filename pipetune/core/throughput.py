@@ -103,16 +103,18 @@ class TrainingPlan:
 class EpochStart:
     """Seconds lost at the start of an epoch: with new workers, and with workers that were kept.
 
-    They are negative where epochs are faster than the steady rate says: workers that have nothing left to load leave
-    the CPUs to training. `refill_s` is None where workers were not kept, since that trial never measured it. `spread_s`
-    is half of the range of several epoch starts; 0 where one was enough, since it costs next to nothing of an epoch.
-    `is_whole` tells that whole epochs were timed, so that what they took does not depend on the steady rate.
+    `refill_s` is None where workers were not kept, since that trial never measured it. `spread_s` is half of the range
+    of several epoch starts; 0 where one was enough, since it costs next to nothing of an epoch.
+
+    `whole_samples` tells that whole epochs of so many samples were timed: what those took does not depend on the steady
+    rate, and they may be faster than it says (then seconds are negative): workers that have nothing left to load leave
+    the CPUs to training. None where only the turn of an epoch was timed.
     """
 
     fresh_s: float
     refill_s: float | None
     spread_s: float = 0.0
-    is_whole: bool = False
+    whole_samples: int | None = None
 
 
 def steady_rate(windows: Sequence[Window], drained_samples: float = 0.0) -> Estimate:
@@ -232,7 +234,8 @@ def effective_rate(steady: Estimate, start: EpochStart, plan: TrainingPlan, *, p
         # Only what is lost to noise can be a gain of all the time there is.
         return total / seconds if seconds > 0 else rate
 
-    low, high = (steady.value, steady.value) if start.is_whole else (steady.low, steady.high)
+    is_whole = start.whole_samples == plan.epoch_samples
+    low, high = (steady.value, steady.value) if is_whole else (steady.low, steady.high)
     value = over_epochs(steady.value, lost)
     return Estimate(
         value=value,

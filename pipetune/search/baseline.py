@@ -46,6 +46,8 @@ class BaselineTrial:
                 return
             if not outcome.kind.is_memory and outcome.kind is not FailureKind.TIMEOUT:
                 return
+            if self._setting.spending.seconds_left() == 0:
+                return
 
     def _outcome_of(self, config: TrialConfig) -> TrialOutcome:
         """The outcome of an earlier run, or a trial of it now."""

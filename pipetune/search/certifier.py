@@ -32,7 +32,7 @@ class Certifier:
         with setting.signals.interruptible():
             setting.runner.close_hosts()
         ledger.note_other_load(setting.busy_cpus())
-        if len(ledger.records()) == 1:
+        if len(ledger.records()) == 1 and len(ledger.space) > 1:
             ledger.note("only the baseline was measured: give the study more time or trials")
         kept = begun if begun is not None and self._is_of_these_trials(begun) else self._new()
         self._expect(kept)

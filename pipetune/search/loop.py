@@ -164,7 +164,8 @@ class SearchLoop:
 
 
 def _wants_more(leader: TrialRecord, ledger: Ledger) -> bool:
-    is_at_top = leader.config.num_workers == ledger.space.num_workers[-1]
+    # A baseline of the user's own may have more than the space.
+    is_at_top = leader.config.num_workers >= ledger.space.num_workers[-1]
     return is_at_top and leader.measurement is not None and leader.measurement.data_wait_percent() >= WAITING_PERCENT
 
 

@@ -49,19 +49,18 @@ class Probing:
 
     def run(self) -> None:
         """Probe what the config asks for and no earlier run has; what fails is told and leaves a gap."""
-        known = {probe.kind for probe in self._ledger.probes}
-        lacking = [kind for kind in self._setting.config.probes if kind not in known]
+        asked, count = self._setting.config.probes, len(self._ledger.probes)
         began = time.monotonic()
         self._ends_s = began + self._limit_s
         try:
-            if ProbeKind.SAMPLE in lacking:
+            if ProbeKind.SAMPLE in asked:
                 self._loader(loader_config(self._ledger.space, 0))
-            if ProbeKind.STEP in lacking:
+            if ProbeKind.STEP in asked:
                 self._steps()
-            if ProbeKind.LOADER in lacking:
+            if ProbeKind.LOADER in asked:
                 self._loaders()
         finally:
-            if lacking:
+            if len(self._ledger.probes) > count:
                 self._ledger.probes_s += time.monotonic() - began
                 self._ledger.keep_summary()
 
@@ -85,7 +84,8 @@ class Probing:
             self._loader(loader_config(space, workers, pin_memory=pin_memory))
 
     def _loader(self, config: TrialConfig) -> None:
-        if not self._has_time():
+        known = (probe.config for probe in self._ledger.probes if isinstance(probe, LoaderProbe))
+        if config in known or not self._has_time():
             return
         outcome = self._probed(
             "loader alone", config, partial(self._setting.runner.probe_loader, seconds=self._probe_s)
@@ -135,6 +135,9 @@ class Probing:
     def _step(self, amp: Amp, size: int) -> StepProbe | TrialFailure | None:
         """None where there was no time for it: one process reads the batch, and whole optimizer steps are made."""
         config = self._step_config(amp, size)
+        known = self._known_step(amp, size)
+        if known is not None:
+            return known
         step_s = config.accumulation_steps * self._costs.steps[amp].seconds(size)
         if not self._has_time(size * self._costs.load.seconds + LEAST_STEPS * step_s):
             return None
@@ -145,6 +148,11 @@ class Probing:
         elif outcome.kind.is_memory:
             self._ledger.keep_probe(outcome)
         return outcome
+
+    def _known_step(self, amp: Amp, size: int) -> StepProbe | None:
+        """What an earlier run probed; who handed the batch over does not matter."""
+        steps = (probe for probe in self._ledger.probes if isinstance(probe, StepProbe))
+        return next((one for one in steps if (one.config.amp, one.config.batch_size) == (amp, size)), None)
 
     def _probed(
         self, name: str, config: TrialConfig, ask: Callable[[TrialConfig], P | TrialFailure]

@@ -30,11 +30,17 @@ class Yardstick:
 
 def merged(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Measured trials, repeats of a configuration pooled under its first number: a lucky repeat leads nobody."""
+    return [_as_one(group) for group in _repeats(records)]
+
+
+def _repeats(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
+    """Measured trials by configuration; one that was ended early counts only where none ran to its end."""
     groups: dict[TrialConfig, list[TrialRecord]] = {}
     for record in records:
         if record.measurement is not None:
             groups.setdefault(record.config, []).append(record)
-    return [_as_one(group) for group in groups.values()]
+    whole = ([one for one in group if not (one.measurement and one.measurement.censored)] for group in groups.values())
+    return [own or group for own, group in zip(whole, groups.values(), strict=True)]
 
 
 def _as_one(group: Sequence[TrialRecord]) -> TrialRecord:
@@ -59,11 +65,9 @@ def ranked(records: Sequence[TrialRecord], yardstick: Yardstick) -> list[TrialRe
 
 def search_noise(records: Sequence[TrialRecord], yardstick: Yardstick) -> Noise:
     """What the trials of one configuration differed by."""
-    groups: dict[TrialConfig, list[float]] = {}
-    for record in records:
-        if record.measurement is not None:
-            groups.setdefault(record.config, []).append(yardstick.of(record.measurement))
-    return repeat_noise(groups.values())
+    return repeat_noise(
+        [yardstick.of(one.measurement) for one in group if one.measurement is not None] for group in _repeats(records)
+    )
 
 
 def round_values(one: Round, yardstick: Yardstick) -> dict[TrialConfig, float]:

@@ -32,8 +32,9 @@ def due_reference(records: Sequence[TrialRecord], plan: TrainingPlan) -> TrialCo
 
 
 def drift_note(records: Sequence[TrialRecord], again: TrialRecord, plan: TrainingPlan) -> str | None:
-    """What to say of a trial that repeats an earlier one at quite another rate."""
-    first = next((r for r in records if r.config == again.config and r.measurement is not None), again)
+    """What to say of a trial that repeats an earlier one at quite another rate; one that was ended early has none."""
+    whole = (record for record in records if record.measurement is not None and not record.measurement.censored)
+    first = next((record for record in whole if record.config == again.config), again)
     if first is again or first.measurement is None or again.measurement is None:
         return None
     before, now = first.measurement.effective(plan), again.measurement.effective(plan)

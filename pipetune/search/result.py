@@ -49,13 +49,12 @@ class Results:
     def _result(self, tuned: TunedConfig) -> StudyResult:
         self._setting.write(tuned)
         limit = bottleneck(tuned.measured, tuned.ceiling)
-        if self._ledger.records_of_this_run() or not self._ledger.alternatives:
-            guide, rate = Guide(self._setting, self._ledger), tuned.measured.effective_samples_per_sec.value
-            self._ledger.alternatives = guide.alternatives(tuned.config, rate)
-            self._ledger.importances = self._setting.store.importances()
-            # On a CPU the step takes its CPUs from the loader: there is no rate that only the loader is short of.
-            is_asked = limit is Bottleneck.INPUT and self._setting.facts.has_accelerator
-            self._ledger.demand = loader_demand(tuned.config, guide.costs()) if is_asked else None
+        guide, rate = Guide(self._setting, self._ledger), tuned.measured.effective_samples_per_sec.value
+        self._ledger.alternatives = guide.alternatives(tuned.config, rate)
+        self._ledger.importances = self._setting.store.importances()
+        # On a CPU the step takes its CPUs from the loader: there is no rate that only the loader is short of.
+        is_asked = limit is Bottleneck.INPUT and self._setting.facts.has_accelerator
+        self._ledger.demand = loader_demand(tuned.config, guide.costs()) if is_asked else None
         return StudyResult(
             folder=self._setting.folder,
             tuned=tuned,

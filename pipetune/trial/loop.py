@@ -250,21 +250,27 @@ class Loop:
         """What epoch starts cost; `first_batch_s` is how long new workers took to give their first batch."""
         is_kept = self._config.persistent_workers
         if steady.censored:
-            # Not measured, which can only flatter what is too slow already.
+            # Not measured: nothing hangs on it, since a censored trial is no finalist.
             return EpochStart(fresh_s=0.0, refill_s=0.0 if is_kept else None)
         if self._is_short(steady.rate):
             lost = self._whole_epochs(steady.rate)
             fresh, again = (lost[0], lost[1:]) if is_kept else (fmean(lost), lost)
             return EpochStart(
-                fresh_s=fresh, refill_s=fmean(again) if is_kept else None, spread_s=_half_range(again), is_whole=True
+                fresh_s=fresh,
+                refill_s=fmean(again) if is_kept else None,
+                spread_s=_half_range(again),
+                # One epoch alone tells nothing of how much they differ: then the windows' interval has to.
+                whole_samples=self._limits.epoch_samples if len(again) > 1 else None,
             )
         starts = self._epoch_turns(steady)
         lost = [start.lost_s for start in starts]
+        # Below nothing it is noise, or a queue that the windows left behind and that no epoch of training begins with.
+        lost_s, spread_s = max(0.0, fmean(lost)), _half_range(lost)
         if not is_kept:
-            return EpochStart(fresh_s=fmean(lost), refill_s=None, spread_s=_half_range(lost))
+            return EpochStart(fresh_s=lost_s, refill_s=None, spread_s=spread_s)
         # Kept workers refill; what new ones cost beside that is how much later their first batch came.
         later_s = first_batch_s - fmean(start.first_batch_s for start in starts)
-        return EpochStart(fresh_s=fmean(lost) + max(0.0, later_s), refill_s=fmean(lost), spread_s=_half_range(lost))
+        return EpochStart(fresh_s=lost_s + max(0.0, later_s), refill_s=lost_s, spread_s=spread_s)
 
     def _epoch_turns(self, steady: _Steady) -> list[_Start]:
         """One real epoch end and start, or several where they cost a relevant share of an epoch."""
@@ -273,7 +279,7 @@ class Loop:
         began = self._stream.now()
         while (
             samples is not None
-            and abs(starts[0].lost_s) * steady.rate > RELEVANT_EPOCH_START * samples
+            and starts[0].lost_s * steady.rate > RELEVANT_EPOCH_START * samples
             and len(starts) < EPOCH_STARTS
             and self._stream.now() - began + starts[0].lost_s < EPOCH_STARTS_LIMIT_S
         ):
@@ -293,7 +299,9 @@ class Loop:
         """Seconds that each of several epochs lost against the steady rate, or gained where that is negative.
 
         They come in a row, each from its first request to its last batch, and the first has new workers. The device is
-        waited for once, after the last: training too starts an epoch while it still works on the one before.
+        waited for once, after the last: training too starts an epoch while it still works on the one before. Where an
+        epoch here has other samples than planned (a part of the dataset, batches shared among workers), its time is
+        taken in proportion.
         """
         stream, planned = self._stream, self._limits.epoch_samples
         assert planned is not None
@@ -308,9 +316,9 @@ class Loop:
             ends_s.append(stream.now())
         stream.synchronize()
         count = len(ends_s) - 1
-        device_s = stream.now() - ends_s[-1]
-        trained_s = (stream.samples - samples) / rate
-        return [end_s - began_s + (device_s - trained_s) / count for began_s, end_s in pairwise(ends_s)]
+        device_s = (stream.now() - ends_s[-1]) / count
+        share = planned * count / (stream.samples - samples)
+        return [(end_s - began_s + device_s) * share - planned / rate for began_s, end_s in pairwise(ends_s)]
 
     def _has_enough_epochs(self, ends_s: Sequence[float]) -> bool:
         count, seconds = len(ends_s) - 1, ends_s[-1] - ends_s[0]

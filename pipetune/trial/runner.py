@@ -188,10 +188,10 @@ class HostRunner:
         return answer.read_ahead
 
     def probe_step(self, config: TrialConfig, *, seconds: float) -> StepProbe | TrialFailure:
-        """Do it in the host that stays for the trials; running out of GPU memory is confirmed once without others."""
+        """Do it in the host that stays for the trials; running out of memory is confirmed once without others."""
         request = StepProbeRequest(config=config, seconds=seconds, part=self._part())
         probe = self._probed(request)
-        if isinstance(probe, TrialFailure) and probe.kind is FailureKind.GPU_OUT_OF_MEMORY:
+        if isinstance(probe, TrialFailure) and probe.kind.is_memory:
             self.close_hosts()
             probe = self._probed(request)
         assert isinstance(probe, StepProbe | TrialFailure)
@@ -215,7 +215,7 @@ class HostRunner:
     def run(
         self, config: TrialConfig, limits: MeasureLimits, *, fresh: bool = False, compute_only: bool = False
     ) -> TrialOutcome:
-        """Measure; a first out-of-memory on the GPU is confirmed once in a fresh host."""
+        """Measure; running out of memory is confirmed once in a fresh host: it bars all that is larger."""
         fresh = fresh or self._isolation is Isolation.PROCESS
         stays_cold = self._is_cold or (self._ahead is not None and self._ahead.stays_cold)
         request = TrialRequest(
@@ -235,8 +235,7 @@ class HostRunner:
         """What came of it, and whether others on its GPU, or heat, disturbed it."""
         if not fresh:
             outcome, is_disturbed = self._run_warm(request)
-            is_memory = isinstance(outcome, TrialFailure) and outcome.kind is FailureKind.GPU_OUT_OF_MEMORY
-            if not is_memory:
+            if not isinstance(outcome, TrialFailure) or not outcome.kind.is_memory:
                 return outcome, is_disturbed
         return self._run_fresh(request)
 

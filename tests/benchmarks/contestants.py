@@ -60,7 +60,7 @@ class FirstTried(Silent):
 
 
 def tune_in_full(config: StudyConfig, **how: Any) -> StudyResult:
-    """A study that goes on to the end of its budget.
+    """A study that goes on while the best is not at its ceiling and there is time.
 
     The planned run takes seconds, so that the plain loop can time it, and for that no further trial would be worth its
     time.
@@ -182,7 +182,7 @@ def recorded_now(config: StudyConfig, runner: TrialRunner) -> Recording:
 
 
 def read_grid(path: Path, config: StudyConfig) -> Recording:
-    """A grid of the same thing. Raises ValueError where it is of another workload, plan or machine."""
+    """A grid of the same thing. Raises ValueError where it is of another workload, plan, CPU or number of them."""
     found, hardware = recorded.read(path), profile()
     pairs = {
         "workload": (found.workload, config.workload.target.removeprefix("builtin:")),

@@ -1,5 +1,6 @@
 """The ground that measuring benchmarks stand on: how large a workload is, its study, and the machine."""
 
+import hashlib
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from plain import EPOCHS, PlainProcess
 
+import pipetune
 from pipetune.api import read_config
 from pipetune.core.facts import WorkloadFacts
 from pipetune.core.hardware import HardwareProfile
@@ -204,6 +206,15 @@ def machine_lines() -> list[str]:
         f"{hardware.cpu_model}, {hardware.cpus_usable} CPUs usable; {gpu}",
         ", ".join(f"{name} {version}" for name, version in versions().items()),
     ]
+
+
+def source_digest() -> str:
+    """What tells one state of the package from another: figures of two are not to be joined."""
+    package = Path(pipetune.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def end_on_sigterm() -> None:

@@ -6,7 +6,8 @@ Run: PYTHONPATH=.:tests:tests/search python tests/benchmarks/live.py --workload 
 Three contestants measure with the same trials, for the same planned run of 3 epochs, in the same space: what a study
 would search, with as many workers as the CPUs or the grid's, whichever are more:
 
-- study: what `pipetune tune` does with that budget, certification included;
+- study: what `pipetune tune` does with that budget, certification included, but for one rule: it does not stop because
+  further trials would cost more than they save of a planned run that is made short for the plain loop;
 - TPE: Optuna's default sampler, the baseline first, each trial as a study would make it but never ended early, for that
   budget, or as long as the study took where that was longer; its winner is its fastest trial;
 - grid: each point of the reduced grid of grids.py once, from its file or measured now, however long that takes.
@@ -35,7 +36,17 @@ from typing import Any
 
 from contestants import Claim, by_grid, by_study, by_tpe, read_grid, recorded_now
 from grids import say, worker_counts
-from ground import BUDGET_S, SETTINGS, asked, end_on_sigterm, machine_lines, plain_process, plan_of, runner_of
+from ground import (
+    BUDGET_S,
+    SETTINGS,
+    asked,
+    end_on_sigterm,
+    machine_lines,
+    plain_process,
+    plan_of,
+    runner_of,
+    source_digest,
+)
 from plain import EPOCHS, PlainProcess, PlainRates, spread_percent
 from pydantic import TypeAdapter
 from recorded import Recording
@@ -111,6 +122,7 @@ def header(contest: Contest, config: StudyConfig) -> list[str]:
         f"planned run: {plan.epochs} epochs of {plan.epoch_samples} samples, {plan.effective_batch_size} a step",
         f"searched: up to {contest.terms['most_workers']} workers, all else as a study would search it",
         f"budget of the study and of TPE: {config.budget.seconds:g} s each, set-up included",
+        "the study does not stop because the short planned run could gain too little",
         f"plain loop: {len(contest.rounds)} repeats in new processes, {STEADY_S:g} s in mid-epoch and the planned run",
         "claim: the contestant's own rate for the planned run; off: by how much that is above the plain loop's",
         "share: of the best of this column; spread: half the range over the median",
@@ -238,6 +250,7 @@ def main() -> int:
         "epoch_samples": config.epoch_samples,
         "seed": given.seed,
         "machine": machine_lines(),
+        "sources": source_digest(),
     }
     try:
         grid = read_grid(given.grid, config) if given.grid else None

@@ -3,7 +3,7 @@ from builders import PLAN, measurement, trial_config, usage, windows
 
 from pipetune.core.pooling import pooled_measurement, reported
 from pipetune.core.repeats import Noise
-from pipetune.core.throughput import EpochStart
+from pipetune.core.throughput import EpochStart, TrainingPlan
 
 CONFIG = trial_config(0)
 NO_COST = EpochStart(fresh_s=0.0, refill_s=0.0)
@@ -27,6 +27,27 @@ def test_all_windows_count():
     assert len(found.windows) == 20
     # As many seconds at each rate.
     assert found.steady().value == pytest.approx(1000.0)
+
+
+def test_whole_epochs_take_the_mean_of_what_they_took():
+    # GIVEN two trials of the same epochs: a long one at 1,000/s, a short one at 1,200/s, that lost a second each
+    plan = TrainingPlan(effective_batch_size=256, epochs=5, epoch_samples=3000)
+    start = EpochStart(fresh_s=1.0, refill_s=None, whole_samples=3000)
+    rounds = [
+        measurement(CONFIG, rates=[1000.0] * 40, epoch_start=start),
+        measurement(CONFIG, rates=[1200.0] * 8, epoch_start=start),
+    ]
+    epochs_s = [3000 / one.effective(plan).value for one in rounds]
+    found = pooled_measurement(rounds)
+    assert found.epoch_start.whole_samples == 3000
+    assert 3000 / found.effective(plan).value == pytest.approx(sum(epochs_s) / 2)
+
+
+def test_whole_epochs_beside_turns_are_turns():
+    whole = EpochStart(fresh_s=1.0, refill_s=0.5, whole_samples=3000)
+    turn = EpochStart(fresh_s=2.0, refill_s=1.5)
+    found = pooled_measurement([measurement(CONFIG, epoch_start=start) for start in (whole, turn)]).epoch_start
+    assert (found.fresh_s, found.refill_s, found.whole_samples) == (1.5, 1.0, None)
 
 
 def test_what_was_seen_of_any_is_kept_once():

@@ -252,7 +252,8 @@ def test_kept_workers_pay_where_a_refill_is_cheaper_than_new_ones(rate, one, oth
 
 @given(rates, st.floats(0.0, 0.5), st.floats(-100.0, 100.0), st.floats(0.0, 10.0), st.booleans())
 def test_the_interval_stays_in_order(rate, share, fresh_s, spread_s, is_whole):
-    start = EpochStart(fresh_s=fresh_s, refill_s=None, spread_s=spread_s, is_whole=is_whole)
+    samples = PLAN.epoch_samples if is_whole else None
+    start = EpochStart(fresh_s=fresh_s, refill_s=None, spread_s=spread_s, whole_samples=samples)
     found = effective_rate(estimate(rate, share * rate), start, PLAN, persistent_workers=False)
     assert 0 < found.low <= found.value <= found.high < float("inf")
 
@@ -262,7 +263,7 @@ def test_what_whole_epochs_took_does_not_depend_on_the_steady_rate(one, other, e
     found = []
     for rate in (one, other):
         lost_s = epoch_s - PLAN.epoch_samples / rate
-        start = EpochStart(fresh_s=lost_s, refill_s=None, is_whole=True)
+        start = EpochStart(fresh_s=lost_s, refill_s=None, whole_samples=PLAN.epoch_samples)
         found.append(effective_rate(estimate(rate, share * rate), start, PLAN, persistent_workers=False))
     for rate in found:
         assert rate.value == pytest.approx(PLAN.epoch_samples / epoch_s, rel=1e-6)

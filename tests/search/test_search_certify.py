@@ -14,6 +14,7 @@ from pipetune.core.space import Amp
 from pipetune.core.throughput import EpochStart
 from pipetune.search.certify import MAX_FINALISTS, MAX_TRIES, Answer, Step, next_step, question, succession
 from pipetune.search.ranking import Yardstick, merged, ranked, search_noise
+from pipetune.search.reference import drift_note
 
 BASELINE = trial_config(0)
 ONE, TWO, THREE, FOUR = (trial_config(count) for count in (1, 2, 3, 4))
@@ -108,6 +109,15 @@ def test_repeats_are_one_trial_under_their_first_number():
 def test_a_repeat_that_failed_does_not_spoil_what_ran():
     failed = TrialRecord(number=8, config=ONE, outcome=failure(ONE), seconds=1.0)
     assert merged([record(3, 900.0, ONE), failed]) == [record(3, 900.0, ONE)]
+
+
+def test_a_trial_that_was_ended_early_is_no_repeat_of_a_whole_one():
+    early = TrialRecord(number=2, config=ONE, outcome=measurement(ONE, rate=600.0, censored=True), seconds=2.0)
+    whole = record(5, 1000.0, ONE)
+    assert merged([early, whole]) == [whole]
+    assert merged([early]) == [early]
+    assert search_noise([early, whole], YARDSTICK).freedom == 0
+    assert drift_note([early, whole], whole, PLAN) is None
 
 
 def test_noise_of_the_search_comes_from_repeats():

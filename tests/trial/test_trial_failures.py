@@ -63,6 +63,9 @@ def train_step(model, batch, optimizer, step):
         sys.exit("enough")
     if name == "step is killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if name == "step is killed once":
+        FAULT.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
     if name == "step segfaults":
         os.kill(os.getpid(), signal.SIGSEGV)
     if name == "step hangs":
@@ -171,6 +174,12 @@ def test_a_fault_has_a_name_and_ends_with_its_trial(runner, begin, fault):
     assert isinstance(runner.run(config(fault.trial.num_workers), QUICK), Measurement)
     if len(host_pids(runner)) == len(before):
         assert len(_open_files()) == len(opened)
+
+
+def test_memory_that_a_neighbour_took_for_a_moment_bars_nothing(runner, begin):
+    # GIVEN a host that is killed as if memory had run out, and is not when the trial is repeated
+    begin("step is killed once")
+    assert isinstance(runner.run(FORKED, QUICK), Measurement)
 
 
 def test_the_whole_trial_has_a_limit_too(tmp_path):

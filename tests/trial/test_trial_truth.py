@@ -8,6 +8,7 @@ from scripted_stream import Script, ScriptedStream, measured, trained_for_epochs
 
 from pipetune.core.throughput import TrainingPlan, effective_rate, steady_rate
 from pipetune.trial import loop
+from pipetune.trial.loader import EndlessSampler
 
 TOLERANCE = 0.02
 LIMITS = {"min_s": 4.0, "max_s": 20.0, "window_s": 0.5, "warm_up_s": 1.0}
@@ -284,6 +285,42 @@ def test_epochs_take_as_long_as_predicted(epoch_batches, persistent_workers, bou
     script = EPOCH_SCRIPTS[bound]()
     chosen = config(4, persistent_workers=persistent_workers)
     assert abs(effective_error(script, chosen, epoch_batches=epoch_batches)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True], ids=["new workers", "kept workers"])
+def test_a_queue_that_the_windows_left_is_no_gain_of_every_epoch(persistent_workers):
+    # GIVEN a loader a little slower than the step, and windows that end while its first queue is still used up
+    script = Script(load_s=lambda *_: 0.4, step_s=lambda *_: 0.08, start_s=0.1)
+    chosen = config(4, prefetch_factor=8, persistent_workers=persistent_workers)
+    result = measured(script, chosen, **LIMITS | {"max_s": 4.0}, epoch_samples=1500 * 32)
+    assert result.epoch_start.fresh_s >= 0
+    assert (result.epoch_start.refill_s or 0) >= 0
+
+
+def test_epochs_that_turn_out_longer_than_planned_are_taken_in_proportion(monkeypatch):
+    # GIVEN batches that are shared among workers, so that each gives a whole number of them
+    bound = EndlessSampler.bound
+    monkeypatch.setattr(EndlessSampler, "bound", lambda endless, batches: bound(endless, 2 * batches))
+    script, plan = EPOCH_SCRIPTS["loader"](), TrainingPlan(effective_batch_size=32, epochs=3, epoch_samples=12 * 32)
+    result = measured(script, config(4), **LIMITS, epoch_samples=plan.epoch_samples)
+    found = effective_rate(steady_rate(result.windows), result.epoch_start, plan, persistent_workers=False)
+    monkeypatch.undo()
+    seconds = trained_for_epochs(script, config(4), epochs=3, epoch_batches=24)
+    assert found.value == pytest.approx(3 * 24 * 32 / seconds, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("epoch_batches", "epochs"), [(12, 3), (100, 3), (1500, None)])
+def test_whole_epochs_say_so_and_what_they_are_of(epoch_batches, epochs):
+    result = measured(EPOCH_SCRIPTS["loader"](), config(4), **LIMITS, epoch_samples=epoch_batches * 32)
+    assert result.epoch_start.whole_samples == (None if epochs is None else epoch_batches * 32)
+
+
+def test_one_whole_epoch_alone_does_not_say_how_sure_it_is():
+    # GIVEN epochs of 9 seconds and a queue that holds more than one
+    script, chosen = Script(load_s=lambda *_: 1.0, start_s=1.5), config(4, prefetch_factor=8)
+    result = measured(script, chosen, **LIMITS, epoch_samples=36 * 32)
+    assert result.epoch_start.whole_samples is None
+    assert result.epoch_start.fresh_s > 0
 
 
 def test_an_epoch_whose_workers_are_soon_done_may_be_faster_than_its_middle():
