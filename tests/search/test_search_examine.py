@@ -1,11 +1,17 @@
 """Real causes on a CPU, each named first by an examination of a workload that has it; a healthy one gets none."""
 
 import pytest
+from builders import facts, hardware, trial_config
+from lab import study_config
+from scripted import ScriptedRunner, fails_with, gpu_holds, loader_bound
 
 from pipetune import api
 from pipetune.core.diagnosis import Account, diagnose
+from pipetune.core.measurement import FailureKind
+from pipetune.core.space import Amp
 from pipetune.errors import NothingWorksError, WorkloadError
 from pipetune.search import examine
+from pipetune.search.examine import Examination
 from pipetune.trial.protocol import MeasureLimits
 
 JOB = """
@@ -35,13 +41,11 @@ class Samples(torch.utils.data.Dataset):
         return torch.full((8,), float(index % 7))
 
 
-def build(length=4096, work_s=0.0, wait_s=0.0, sample_step_s=0.0, other_s=0.0, threads=0, fails=False):
+def build(length=4096, work_s=0.0, wait_s=0.0, sample_step_s=0.0, other_s=0.0, threads=0):
     if threads:
         torch.set_num_threads(threads)
 
     def train_step(model, batch, optimizer, step):
-        if fails:
-            raise ValueError("no such layer")
         with step.autocast():
             if sample_step_s:
                 time.sleep(sample_step_s * len(batch))
@@ -68,7 +72,7 @@ def examined(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(JOB)
 
-    def examined(*, workers=0, persistent=True, epochs=1, baseline=True, **options):
+    def examined(*, workers=0, persistent=True, epochs=1, **options):
         present = {"num_workers": workers, "batch_size": 16, "amp": "fp32"}
         if workers:
             present |= {"prefetch_factor": 2, "persistent_workers": persistent}
@@ -78,8 +82,9 @@ def examined(tmp_path, monkeypatch):
             "training": {"effective_batch_size": 16, "epochs": epochs},
             "search": {"amp": "fp32"},
             "device": "cpu",
+            "baseline": present,
         }
-        return api.diagnose(config | ({"baseline": present} if baseline else {}))
+        return api.diagnose(config)
 
     return examined
 
@@ -93,7 +98,6 @@ CAUSES = {
         "epoch_starts",
         {"workers": 2, "persistent": False, "epochs": 5, "length": 64, "sample_step_s": 1e-3, "work_s": 1e-4},
     ),
-    "more threads than CPUs": ("oversubscribed", {"threads": 64, "sample_step_s": 1e-3}),
 }
 
 
@@ -117,11 +121,50 @@ def test_a_healthy_run_gets_no_finding(examined):
     assert evidence.together == pytest.approx(500, rel=0.1)
 
 
-def test_present_settings_that_fail_are_told_with_their_traceback(examined):
-    with pytest.raises(WorkloadError, match=r"present settings.*no such layer"):
-        examined(fails=True)
+# --- what is asked -------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_trains_that_is_told(examined):
-    with pytest.raises(NothingWorksError, match="no such layer"):
-        examined(fails=True, baseline=False)
+def scripted(runner, **changes):
+    told = []
+    examination = Examination(study_config(**changes), runner, hardware(cpus_usable=4), tell=told.append)
+    return examination.evidence(), told
+
+
+def test_while_data_is_waited_for_more_workers_are_probed_too():
+    evidence, told = scripted(ScriptedRunner(rate=loader_bound, waits=lambda _: 80.0))
+    assert evidence.measurement.config.num_workers == 0
+    assert evidence.full_loader.config.num_workers == 4
+    assert evidence.loader is None
+    assert told[0] == "building the workload"
+
+
+def test_while_the_step_limits_they_are_not():
+    baseline = trial_config(2)
+    evidence, _ = scripted(ScriptedRunner(facts=facts(gpu=True)), baseline=baseline)
+    assert evidence.full_loader is None
+    assert evidence.loader.config == baseline
+    assert set(evidence.steps) == set(Amp)
+    assert evidence.larger_step.config.batch_size == 256
+
+
+def test_a_probe_that_fails_leaves_a_gap():
+    runner = ScriptedRunner(fails=lambda call: FailureKind.ERROR if call.index else None)
+    evidence, _ = scripted(runner)
+    assert (evidence.sample, evidence.full_loader, evidence.steps, evidence.larger_step) == (None, None, {}, None)
+
+
+def test_present_settings_that_fail_are_told():
+    runner = ScriptedRunner(fails=fails_with(FailureKind.ERROR))
+    with pytest.raises(WorkloadError, match="your present settings"):
+        scripted(runner, baseline=trial_config(2))
+
+
+def test_torchs_defaults_that_do_not_fit_are_tried_smaller():
+    evidence, _ = scripted(ScriptedRunner(fails=gpu_holds(64), facts=facts(gpu=True)))
+    assert evidence.measurement.config.batch_size == 64
+
+
+@pytest.mark.parametrize("kind", [FailureKind.ERROR, FailureKind.HOST_OUT_OF_MEMORY])
+def test_where_nothing_trains_that_is_told(kind):
+    with pytest.raises(NothingWorksError, match="do not train"):
+        scripted(ScriptedRunner(fails=fails_with(kind)))
