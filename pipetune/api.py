@@ -12,12 +12,13 @@ from pipetune.core.study import Budget, StudyConfig
 from pipetune.errors import InputError, InterruptedStudyError
 
 if TYPE_CHECKING:
-    from pipetune.core.curve import Curve, CurveVerdict
+    from pipetune.core.curve import CurveVerdict
     from pipetune.core.diagnosis import Evidence
     from pipetune.core.findings import Finding
     from pipetune.core.record import StudyResult, Validation
     from pipetune.integrations.torch import Tuned
     from pipetune.search.progress import Progress
+    from pipetune.storage.gpu_csv import GpuCsv
 
 LOAD_CHECK_S = 0.5
 """How long the machine is watched for the work of other programs."""
@@ -191,7 +192,7 @@ def doctor(*, data: str | Path | None = None, script: str | Path | None = None) 
 
 def read_curves(
     path: str | Path, *, interval_s: float = 1.0, epoch_s: float | None = None
-) -> tuple["Mapping[str, Curve]", "Mapping[str, CurveVerdict]"]:
+) -> tuple["GpuCsv", "Mapping[str, CurveVerdict]"]:
     """Utilisation curves of each GPU in a CSV file of `nvidia-smi --query-gpu`, and what shape they have.
 
     `interval_s` lies between samples where the file has no timestamps; `epoch_s` is how long an epoch takes, if known.
@@ -200,8 +201,8 @@ def read_curves(
     from pipetune.core.curve import read_curve
     from pipetune.storage.gpu_csv import read_gpu_csv
 
-    curves = read_gpu_csv(Path(path), interval_s=interval_s)
-    return curves, {name: read_curve(curve, epoch_s=epoch_s) for name, curve in curves.items()}
+    found = read_gpu_csv(Path(path), interval_s=interval_s)
+    return found, {name: read_curve(curve, epoch_s=epoch_s) for name, curve in found.curves.items()}
 
 
 def show(study: str | Path, *, storage: str | None = None) -> "StudyResult":

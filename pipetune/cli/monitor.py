@@ -25,11 +25,15 @@ def monitor(
         from rich.console import Console
 
         from pipetune import api
+        from pipetune.core.text import printable
         from pipetune.report.curve import curves_object, curves_view
 
-        curves, verdicts = api.read_curves(read, interval_s=interval, epoch_s=epoch_seconds)
+        found, verdicts = api.read_curves(read, interval_s=interval, epoch_s=epoch_seconds)
+        if found.skipped:
+            told = f"pipetune: {read}: {len(found.skipped)} line(s) left out, the first: {found.skipped[0]}"
+            print(printable(told), file=sys.stderr)
         if json_:
-            json.dump(curves_object(curves, verdicts), sys.stdout, indent=2)
+            json.dump(curves_object(found.curves, verdicts), sys.stdout, indent=2)
             print()
         else:
-            Console().print(curves_view(curves, verdicts))
+            Console().print(curves_view(found.curves, verdicts))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from pipetune.core.findings import Finding, Severity
 from pipetune.core.machine import GpuState, MachineFacts
+from pipetune.core.text import size
 
 BATCH_BYTES = 64 * 3 * 224 * 224 * 4
 """A batch to reckon with where nothing is known: 64 images of 224 x 224 in fp32, 38.5 MB."""
@@ -246,8 +247,8 @@ def _threads(facts: MachineFacts) -> Iterator[Finding]:
 
 def _memory(facts: MachineFacts) -> Iterator[Finding]:
     limit, present = facts.profile.memory_bytes, facts.memory_present_bytes
-    limited = f", limited to {_size(limit)}" if limit < present else ""
-    figure = f"{_size(present)} of memory{limited}, {_size(facts.memory_available_bytes)} available"
+    limited = f", limited to {size(limit)}" if limit < present else ""
+    figure = f"{size(present)} of memory{limited}, {size(facts.memory_available_bytes)} available"
     why = "a process that goes beyond is killed without a word"
     remedy = (
         "allow more (Docker: --memory, Kubernetes: limits.memory, Slurm: --mem), or use few workers and small batches"
@@ -256,7 +257,7 @@ def _memory(facts: MachineFacts) -> Iterator[Finding]:
     if min(limit, facts.memory_available_bytes) < LEAST_MEMORY_BYTES:
         yield _stop("memory", figure, "torch alone needs about 1 GiB", remedy)
     elif facts.memory_available_bytes < wanted:
-        yield _warning("memory", f"{figure}; a worker a CPU wants {_size(wanted)}", why, remedy)
+        yield _warning("memory", f"{figure}; a worker a CPU wants {size(wanted)}", why, remedy)
     else:
         yield _ok("memory", figure, why)
 
@@ -269,11 +270,11 @@ def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:
         return
     worker = PREFETCH * BATCH_BYTES
     wanted = facts.profile.cpus_usable * worker
-    figure = f"{_size(free)} free of {_size(total)} in /dev/shm"
+    figure = f"{size(free)} free of {size(total)} in /dev/shm"
     reckoned = f"{PREFETCH} batches of 64 images (224 x 224) a worker"
     remedy = _more_shared_memory(facts.container)
     if free < worker:
-        yield _stop("shared_memory", f"{figure}: not enough for {reckoned}, {_size(worker)}", why, remedy)
+        yield _stop("shared_memory", f"{figure}: not enough for {reckoned}, {size(worker)}", why, remedy)
     elif free < wanted:
         yield _warning("shared_memory", f"{figure}: enough for {free // worker} workers with {reckoned}", why, remedy)
     else:
@@ -299,10 +300,10 @@ def _open_files(facts: MachineFacts) -> Iterator[Finding]:
 def _swap(facts: MachineFacts) -> Iterator[Finding]:
     why = "memory that was swapped out is thousands of times slower"
     if facts.swap_rate_bytes_per_s > SWAPPING_BYTES_PER_S:
-        figure = f"swapping {_size(facts.swap_rate_bytes_per_s)}/s now"
+        figure = f"swapping {size(facts.swap_rate_bytes_per_s)}/s now"
         yield _warning("swap", figure, why, "free memory first: the machine is out of it")
     elif facts.swap_used_bytes > 0:
-        yield _finding("swap", Severity.NOTE, f"{_size(facts.swap_used_bytes)} in swap, none moving now", why, "")
+        yield _finding("swap", Severity.NOTE, f"{size(facts.swap_used_bytes)} in swap, none moving now", why, "")
     else:
         yield _ok("swap", "nothing in swap", why)
 
@@ -315,7 +316,11 @@ def _storage(facts: MachineFacts) -> Iterator[Finding]:
     elif folder.is_rotating:
         kind += ", rotating disk"
     rate = folder.read_bytes_per_s
-    figure = f"{folder.path}: {kind}" + ("" if rate is None else f", reads {_size(rate)}/s")
+    figure = f"{folder.path}: {kind}"
+    if rate is not None:
+        figure += f", reads {size(rate)}/s past the page cache"
+    elif folder.is_read:
+        figure += ", too little in it to time reading"
     why = "samples that are not in the page cache come from there"
     remedy = "copy the dataset to a local SSD or to memory, or pack small files into few large ones"
     if rate is not None and rate < SLOW_BYTES_PER_S:
@@ -334,7 +339,11 @@ def _workers_start(facts: MachineFacts) -> Iterator[Finding]:
     why = "only fork hands the dataset over as it is; others import the script anew and pickle the dataset"
     remedy = 'put the script\'s work under `if __name__ == "__main__":`'
     if method == "fork":
-        yield _ok("start_method", figure, "each worker is a copy of the main process")
+        if facts.is_guarded is not None:
+            figure += f"; the script has {'a' if facts.is_guarded else 'no'} main guard, which fork does not need"
+        yield _ok(
+            "start_method", figure, "each worker is a copy of the main process; Python 3.14 starts them otherwise"
+        )
     elif facts.is_guarded is False:
         yield _stop("start_method", f"{figure}, and the script has no main guard", why, remedy)
     elif facts.is_guarded is None:
@@ -448,7 +457,7 @@ def _missing_device_files(facts: MachineFacts) -> str:
 def _memory_of_others(gpu: GpuState) -> str:
     if gpu.other_memory_bytes is None or not gpu.memory_bytes:
         return ""
-    return f", {_size(gpu.other_memory_bytes)} of {_size(gpu.memory_bytes)} taken"
+    return f", {size(gpu.other_memory_bytes)} of {size(gpu.memory_bytes)} taken"
 
 
 def _version(text: str | None) -> tuple[int, int] | None:
@@ -465,10 +474,3 @@ def _cudnn_dotted(number: int) -> str:
     """90701 is 9.7.1 and 8902 was 8.9.2: cudnn_version.h."""
     base = 10_000 if number >= 90_000 else 1000
     return f"{number // base}.{number % base // 100}.{number % 100}"
-
-
-def _size(count: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
-    return f"{count / 1024:.3g} KiB"

@@ -10,6 +10,7 @@ from pipetune.core.findings import Finding, Severity
 from pipetune.core.measurement import CacheState, Measurement
 from pipetune.core.probes import LoaderProbe, StepProbe
 from pipetune.core.space import Amp
+from pipetune.core.text import size
 from pipetune.core.throughput import TrainingPlan
 from pipetune.core.tuned import Ceiling, Measured
 
@@ -24,6 +25,8 @@ WORTH = 1.1
 RELEVANT_PERCENT = 10.0
 """A stage of the main thread that takes less of its time is nobody's bottleneck."""
 COPY_PERCENT = 5.0
+CROWDED = 2.0
+"""A step that takes so many times as long beside workers as alone is in their way, and they in its."""
 EPOCH_SHARE = 0.1
 """Epoch starts that take more of the planned run are told."""
 MEMORY_SHARE = 0.5
@@ -149,7 +152,7 @@ def verdict(evidence: Evidence) -> str:
             else f"; the step alone is {evidence.step_alone / evidence.together:.1f} times as fast"
         )
         return f"Input-bound: the step waits for data {wait:.0f} % of the time{gain}."
-    if evidence.step_alone is not None and evidence.together >= COMPUTE_SHARE * evidence.step_alone:
+    if evidence.step_alone is not None and wait < LITTLE_WAIT_PERCENT:
         share = min(100.0, 100 * evidence.together / evidence.step_alone)
         return (
             f"Compute-bound: training makes {share:.0f} % of what the step alone makes; no loader setting can add much."
@@ -170,17 +173,19 @@ def _loading(evidence: Evidence) -> Iterator[Finding]:
     is_cold = evidence.measurement.cache is CacheState.COLD
     if waiting is not None and waiting >= MOSTLY_WAITING:
         source = "storage, past the page cache" if is_cold else "storage, a network or a lock"
+        more = max(2 * cpus, 2 * workers, 4)
         yield _found(
             "slow_storage",
             f"a sample is waiting for {waiting:.0%} of its time, with {_workers(workers)}",
             f"a worker that waits for {source} uses no CPU, so more workers than CPUs help",
-            f"num_workers {max(2 * cpus, 2 * workers, 4)} and more (`pipetune tune` finds how many), or faster storage",
-            _limit_gain(evidence, None),
+            f"num_workers {more} and more (`pipetune tune` finds how many), or faster storage",
+            # Waiting is done side by side, the work by the CPUs.
+            _limit_gain(evidence, min(more, cpus / max(1 - waiting, 1e-9)) * _one(evidence)),
         )
     elif gain_of_more is not None and gain_of_more >= WORTH and workers < cpus:
         yield _found(
             "few_workers",
-            f"{_workers(workers)} load {_rate(evidence.loader_alone)}; {cpus} alone would {_rate(_full(evidence))}",
+            f"{_workers(workers)} load {_rate(evidence.loader_alone)}; {cpus} would load {_rate(_full(evidence))}",
             "samples are made by the CPUs that workers run on, and some have nothing to do",
             f"num_workers {cpus}",
             gain_of_more,
@@ -205,7 +210,7 @@ def _decoded_anew(evidence: Evidence) -> Iterator[Finding]:
     if needed < MEMORY_SHARE * evidence.memory_bytes:
         yield _found(
             "fits_in_memory",
-            f"{count:,} samples as they leave the loader are {needed / 2**30:.3g} GiB",
+            f"{count:,} samples as they leave the loader are {size(needed)}",
             "they are made anew in each epoch, and would fit in memory",
             "decode once, and keep the tensors in memory or in one memory-mapped file (random augmentation after that)",
             _limit_gain(evidence, None),
@@ -279,17 +284,20 @@ def _precision(evidence: Evidence) -> Iterator[Finding]:
 def _batch(evidence: Evidence) -> Iterator[Finding]:
     """A micro-batch that leaves the device time between kernels."""
     larger, own = evidence.larger_step, evidence.steps.get(evidence.measurement.config.amp)
+    account = Account.of(evidence.measurement)
     if evidence.is_input_bound or larger is None or own is None:
         return
+    if account is not None and account.other >= RELEVANT_PERCENT:
+        return  # fewer steps do less of the other work, too: that is told
     gain = larger.samples_per_sec / own.samples_per_sec
     if gain >= WORTH:
-        size = larger.config.batch_size
+        batch = larger.config.batch_size
         yield _found(
             "small_batch",
             f"the step alone makes {_rate(own.samples_per_sec)} at a micro-batch of {own.config.batch_size}, "
-            f"{_rate(larger.samples_per_sec)} at {size}",
-            "starting the kernels of a small batch takes longer than running them",
-            f"batch_size {size} and fewer accumulation steps: the optimizer's batch stays the same",
+            f"{_rate(larger.samples_per_sec)} at {batch}",
+            "what each step costs whatever its size, such as starting kernels, takes longer than the arithmetic",
+            f"batch_size {batch} and fewer accumulation steps: the optimizer's batch stays the same",
             gain,
         )
 
@@ -355,6 +363,26 @@ def _threads(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _crowd(evidence: Evidence) -> Iterator[Finding]:
+    """Workers and the threads of a step that runs on the same CPUs."""
+    account, alone = Account.of(evidence.measurement), evidence.step_alone
+    config = evidence.measurement.config
+    if account is None or alone is None or evidence.facts.has_accelerator or not config.num_workers:
+        return
+    share = (account.forward + account.backward + account.optimizer) / 100
+    slower = share * alone / evidence.together
+    if 100 * share >= RELEVANT_PERCENT and slower >= CROWDED:
+        threads = max(1, evidence.cpus_usable - config.num_workers)
+        yield _found(
+            "crowded_step",
+            f"beside {_workers(config.num_workers)} the step takes {slower:.2g} times as long as alone, "
+            f"{100 * share:.0f} % of the time",
+            "threads of the step wait for each other while workers have their CPUs",
+            f"torch.set_num_threads({threads})",
+            1 / (1 - share * (1 - 1 / slower)),
+        )
+
+
 def _cold(evidence: Evidence) -> Iterator[Finding]:
     """A first epoch that is slower than the ones after it."""
     if evidence.measurement.cache is CacheState.COLD and not evidence.is_input_bound:
@@ -377,6 +405,7 @@ RULES: tuple[Rule, ...] = (
     _other_work,
     _retries,
     _threads,
+    _crowd,
     _cold,
 )
 
@@ -393,6 +422,11 @@ def _waiting_share(evidence: Evidence) -> float | None:
     """Of the time that making a sample takes, where one process makes it alone."""
     sample = evidence.sample
     return None if sample is None or sample.work_share is None else 1 - sample.work_share
+
+
+def _one(evidence: Evidence) -> float:
+    """Samples/s of one process that loads."""
+    return 0.0 if evidence.sample is None else evidence.sample.samples_per_sec
 
 
 def _full(evidence: Evidence) -> float | None:

@@ -67,12 +67,13 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderFacts:
-    """A folder that data is read from; `read_bytes_per_s` from storage, where enough lies there to tell."""
+    """A folder that data is read from; where it `is_read`, `read_bytes_per_s` from storage, if enough lies there."""
 
     path: str
     filesystem: str | None = None
     is_network: bool = False
     is_rotating: bool | None = None
+    is_read: bool = False
     read_bytes_per_s: float | None = None
 
 

@@ -46,7 +46,7 @@ def look_at_machine(
     Raises InputError for a folder or script that is not there. `root` stands for `/`.
     """
     folder = look_at_folder(data or Path.cwd(), is_read=data is not None, root=root)
-    is_guarded = None if script is None else _is_guarded(_source(script))
+    is_guarded = None if script is None else _is_guarded(script)
     seen = activity(_WATCH_S)
     return MachineFacts(
         profile=profile(),
@@ -139,15 +139,17 @@ def _source(script: Path) -> str:
         raise InputError(f"--script: {script} cannot be read: {error}") from None
 
 
-def _is_guarded(source: str) -> bool:
+def _is_guarded(script: Path) -> bool:
     """Whether a script can be imported without doing its work: it has a main guard, or nothing to do at its top.
 
     Raises InputError where it is no Python.
     """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"--script: not Python: {error}") from None
+        tree = ast.parse(_source(script))
+    except SyntaxError as error:
+        raise InputError(f"--script: {script}, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise InputError(f"--script: {script} is not Python: {error}") from None
     working = (ast.For, ast.While, ast.With, ast.Try)
     has_guard = any(isinstance(node, ast.If) and _names_main(node.test) for node in tree.body)
     works = any(

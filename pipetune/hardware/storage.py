@@ -16,6 +16,8 @@ _NETWORK = frozenset(
         "virtiofs",
     }
 )  # fmt: skip
+_VIRTUAL = ("/virtio", "/vbd-", "/vmbus")
+"""Buses of virtual disks, which all call themselves rotating."""
 _READ_S = 1.5
 _MOST_FILES = 4096
 _LEAST_BYTES = 2**22
@@ -43,6 +45,7 @@ def look_at_folder(folder: Path, *, is_read: bool, root: Path = Path("/")) -> Fo
         filesystem=filesystem,
         is_network=filesystem in _NETWORK,
         is_rotating=None if device is None else _is_rotating(device, root),
+        is_read=is_read,
         read_bytes_per_s=_read_rate(folder) if is_read else None,
     )
 
@@ -66,8 +69,10 @@ def _mount_of(folder: Path, root: Path) -> tuple[str | None, str | None]:
 
 
 def _is_rotating(device: str, root: Path) -> bool | None:
-    """What the kernel says of the disk, or of the disk that a partition is on."""
+    """What the kernel says of the disk, or of the disk that a partition is on; a virtual one says nothing of it."""
     block = root / "sys/dev/block" / device
+    if any(bus in str(block.resolve()) for bus in _VIRTUAL):
+        return None
     for queue in (block / "queue", block / "../queue"):
         if text := read_text(queue / "rotational").strip():
             return text == "1"

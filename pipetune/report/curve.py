@@ -29,8 +29,19 @@ def curves_view(curves: Mapping[str, Curve], verdicts: Mapping[str, CurveVerdict
     """A picture and a sentence for each GPU."""
     parts: list[RenderableType] = []
     for name, curve in curves.items():
-        parts += [Text(f"GPU {printable(name)}", style="bold"), _picture(curve), Text(words(verdicts[name])), ""]
+        parts += [Text(f"GPU {printable(name)}", style="bold"), _picture(curve), Text(words(verdicts[name]))]
+        if (advice := _NEXT.get(verdicts[name].shape)) is not None:
+            parts.append(Text(f"-> {advice}", style="bold"))
+        parts.append("")
     return Group(*parts[:-1])
+
+
+_NEXT = {
+    Shape.STEADY_LOW: "`pipetune diagnose CONFIG` says what holds each step back",
+    Shape.SAW_TOOTH: "`pipetune diagnose CONFIG` says whether decoding, storage or too few workers make it wait",
+    Shape.DIPS: "where the period is an epoch's, persistent_workers help; else look for checkpoints and evaluation",
+    Shape.IDLE: "is the model on this GPU?",
+}
 
 
 def words(verdict: CurveVerdict) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from pipetune.core.findings import Finding, Severity, worst
 from pipetune.core.text import printable
 
+MOST_GAIN = 10.0
 _STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.STOP: "bold red"}
 
 
@@ -29,9 +30,14 @@ def findings_table(findings: Sequence[Finding]) -> Table:
         table.add_row(state, Text(printable(finding.figure)))
         table.add_row("", Text(printable(finding.why), style="dim"))
         if finding.remedy:
-            gain = "" if finding.gain is None else f": up to {finding.gain:.2g} times the rate"
+            gain = "" if finding.gain is None else f": {_times(finding.gain)}"
             table.add_row("", Text(f"-> {printable(finding.remedy)}{gain}", style="bold"))
     return table
+
+
+def _times(gain: float) -> str:
+    """A great gain is a guess: something else will limit first."""
+    return "10 times the rate, or more" if gain >= MOST_GAIN else f"up to {gain:.2g} times the rate"
 
 
 def findings_object(findings: Sequence[Finding]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The outcome of a study as it is written: the winner with its figures, what it was compared with, where it is from."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +11,7 @@ from pipetune.core.facts import WorkloadFacts
 from pipetune.core.measurement import CacheState
 from pipetune.core.objective import TIE_FLOOR, Objective
 from pipetune.core.pooling import reported
+from pipetune.core.probes import Probe, StepProbe
 from pipetune.core.record import Arm, Certification, StudyResult, TrialRecord, TrialState
 from pipetune.core.repeats import PRIOR, pooled
 from pipetune.core.space import TrialConfig
@@ -76,7 +78,7 @@ class Results:
             status,
             (arm.config, measured),
             (baseline.config, baseline_measured),
-            _ceiling(arm, measured, self._setting.facts),
+            _ceiling(arm, measured, self._ledger.probes, self._setting.facts),
         )
 
     def _reported(self, arm: Arm, certification: Certification) -> Measured:
@@ -154,9 +156,16 @@ class Results:
         }
 
 
-def _ceiling(arm: Arm, measured: Measured, facts: WorkloadFacts) -> Ceiling | None:
-    """None where it was not measured, or so disturbed that real training was faster."""
+def _ceiling(arm: Arm, measured: Measured, probes: Sequence[Probe], facts: WorkloadFacts) -> Ceiling | None:
+    """The fastest that the step alone was seen, since others can only slow it down.
+
+    None where it was not measured, or so disturbed that real training was faster.
+    """
     rates = [one.compute_only_samples_per_sec for one in arm.rounds if one.compute_only_samples_per_sec is not None]
+    if rates:
+        own = (arm.config.batch_size, arm.config.amp)
+        steps = [one for one in probes if isinstance(one, StepProbe)]
+        rates += [one.samples_per_sec for one in steps if (one.config.batch_size, one.config.amp) == own]
     if not rates or max(rates) < measured.steady_samples_per_sec.value * (1 - TIE_FLOOR):
         return None
     return Ceiling(samples_per_sec=max(rates), limit="compute" if facts.has_accelerator else "cpu_compute")

@@ -1,7 +1,8 @@
 """Utilisation curves out of what `nvidia-smi --query-gpu=... --format=csv -l 1` wrote."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -16,17 +17,21 @@ _TIME_FORMATS = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S")
 MOST_BYTES = 200 * 2**20
 
 
-def read_gpu_csv(path: Path, *, interval_s: float = 1.0) -> Mapping[str, Curve]:
-    """One curve a GPU, by its name in the file; `interval_s` lies between samples where the file has no timestamps.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCsv:
+    """One curve a GPU, by its name in the file, and what is wrong with each line that was left out."""
 
-    What the GPU did not report (`[N/A]`) is left out. Raises InputError where the file is none of that kind.
+    curves: Mapping[str, Curve]
+    skipped: tuple[str, ...]
+
+
+def read_gpu_csv(path: Path, *, interval_s: float = 1.0) -> GpuCsv:
+    """Read it all; `interval_s` lies between samples where the file has no timestamps.
+
+    What the GPU did not report (`[N/A]`) is left out, and so are lines that something else wrote there. Raises
+    InputError where the file is none of that kind, or most of its lines are not.
     """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path}: more than {MOST_BYTES // 2**20} MiB; read a part of it")
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines(), skipinitialspace=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    rows = _rows(path)
     header = [_plain(name) for name in rows[0]] if rows else []
     if UTILIZATION not in header:
         raise InputError(
@@ -34,36 +39,57 @@ def read_gpu_csv(path: Path, *, interval_s: float = 1.0) -> Mapping[str, Curve]:
             f"`nvidia-smi --query-gpu=timestamp,index,{UTILIZATION} --format=csv -l 1` (with its header)"
         )
     points: dict[str, list[tuple[float, float]]] = {}
-    for name, time_s, percent in _samples(path, header, rows[1:]):
-        found = points.setdefault(name, [])
-        found.append((time_s if time_s is not None else len(found) * interval_s, percent))
-    if not points:
-        raise InputError(f"{path}: no sample in it tells {UTILIZATION}")
-    return {
+    skipped = []
+    for number, row in enumerate(rows[1:], start=2):
+        if not row or [_plain(name) for name in row] == header:  # a file that was appended to
+            continue
+        try:
+            name, time_s, percent = _sample(header, row)
+        except ValueError as error:
+            if number < len(rows):  # the last line of a file that is still being written is no ill
+                skipped.append(f"line {number}: {error}")
+            continue
+        if percent is not None:
+            found = points.setdefault(name, [])
+            found.append((time_s if time_s is not None else len(found) * interval_s, percent))
+    if not points or len(skipped) > sum(map(len, points.values())):
+        reason = f": {skipped[0]}" if skipped else ""
+        raise InputError(f"{path}: too little in it tells {UTILIZATION}{reason}")
+    curves = {
         name: Curve(times_s=[at - own[0][0] for at, _ in own], percents=[percent for _, percent in own])
         for name, own in points.items()
     }
+    return GpuCsv(curves=curves, skipped=tuple(skipped))
 
 
-def _samples(path: Path, header: list[str], rows: list[list[str]]) -> Iterator[tuple[str, float | None, float]]:
-    """GPU, seconds (None without timestamps) and percent of each row that has them."""
+def _rows(path: Path) -> list[list[str]]:
+    if not path.is_file():
+        raise InputError(f"--read: there is no file {path}")
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path}: more than {MOST_BYTES // 2**20} MiB; read a part of it")
+        return list(csv.reader(path.read_text(encoding="utf-8").splitlines(), skipinitialspace=True))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: binary data or UTF-16; expected text in UTF-8") from None
+    except (OSError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def _sample(header: list[str], row: list[str]) -> tuple[str, float | None, float | None]:
+    """GPU, seconds (None without timestamps) and percent (None where it was not reported). Raises ValueError."""
+    if len(row) != len(header):
+        raise ValueError(f"{_columns(len(row))} where the first line has {len(header)}")
+    told = row[header.index(UTILIZATION)]
+    percent = _number(told)
+    if percent is not None and not 0 <= percent <= 100:
+        raise ValueError(f"{UTILIZATION} is {told!r}")
     name_at = next((header.index(name) for name in _NAMES if name in header), None)
-    time_at = header.index(_TIMESTAMP) if _TIMESTAMP in header else None
-    utilization_at = header.index(UTILIZATION)
-    for number, row in enumerate(rows, start=2):
-        if not row or [_plain(name) for name in row] == header:  # a file that was appended to
-            continue
-        if len(row) != len(header):
-            if number == len(rows) + 1:  # the last line of a file that is still being written
-                return
-            raise InputError(f"{path}, line {number}: {len(row)} columns where the first line has {len(header)}")
-        percent = _number(row[utilization_at])
-        if percent is None:
-            continue
-        if not 0 <= percent <= 100:
-            raise InputError(f"{path}, line {number}: {UTILIZATION} is {row[utilization_at]!r}")
-        time_s = None if time_at is None else _seconds(path, number, row[time_at])
-        yield "0" if name_at is None else row[name_at], time_s, percent
+    time_s = _seconds(row[header.index(_TIMESTAMP)]) if _TIMESTAMP in header else None
+    return "0" if name_at is None else row[name_at], time_s, percent
+
+
+def _columns(count: int) -> str:
+    return "1 column" if count == 1 else f"{count} columns"
 
 
 def _plain(name: str) -> str:
@@ -79,10 +105,10 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _seconds(path: Path, number: int, text: str) -> float:
+def _seconds(text: str) -> float:
     for form in _TIME_FORMATS:
         try:
             return datetime.strptime(text, form).timestamp()  # noqa: DTZ007 - only differences count
         except ValueError:
             continue
-    raise InputError(f"{path}, line {number}: {text!r} is no timestamp of nvidia-smi")
+    raise ValueError(f"{text!r} is no timestamp of nvidia-smi")

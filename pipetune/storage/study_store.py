@@ -256,11 +256,15 @@ def _drop_torn_line(journal: Path) -> None:
 
 
 def _refuse_other_key(storage: BaseStorage, name: str, key: StudyKey, journal: Path) -> None:
-    for frozen in storage.get_all_studies():
-        if frozen.study_name == name:
-            return
-        if not storage.get_all_trials(frozen._study_id, deepcopy=False, states=(OptunaState.COMPLETE,)):  # noqa: SLF001
-            continue  # nothing of it was ever measured: a config that was put right may go on here
+    """A study of which nothing was ever measured is in nobody's way: a config that was put right may go on here."""
+    measured = {
+        frozen.study_name: frozen
+        for frozen in storage.get_all_studies()
+        if storage.get_all_trials(frozen._study_id, deepcopy=False, states=(OptunaState.COMPLETE,))  # noqa: SLF001
+    }
+    if name in measured:
+        return
+    for frozen in measured.values():
         theirs = {"study": frozen.study_name.rpartition("-")[0], **frozen.user_attrs.get("key", {})}
         ours = {"study": name.rpartition("-")[0], **key.parts}
         differing = sorted(part for part in {*theirs, *ours} if theirs.get(part) != ours.get(part))

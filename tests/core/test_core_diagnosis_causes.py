@@ -86,7 +86,16 @@ CAUSES = {
     "sleeping storage": (
         "slow_storage",
         evidence(starved(4), loader=loader(210.0), sample=loader(53.0, 0, work_share=0.1)),
-        "num_workers 8 and more", 5.0,
+        "num_workers 8 and more", 8 * 53 / 200,
+    ),
+    "a step beside workers": (
+        "crowded_step",
+        evidence(
+            trained(rate=1000.0, wait_percent=5.0, compute_only_samples_per_sec=20_000.0),
+            facts=facts(flags={"torch_num_threads": "4"}, dataset_samples=10_000_000),
+            sample=loader(700.0, 0, work_share=1.0), steps={Amp.FP32: step(20_000.0)}, larger_step=None,
+        ),
+        "torch.set_num_threads(1)", 9.09,
     ),
     "workers that hurt": (
         "workers_hurt",

@@ -158,6 +158,16 @@ def test_a_folder_is_on_the_innermost_mount(root, tmp_path, below, expected):
     assert (found.filesystem, found.is_network, found.is_rotating) == expected
 
 
+def test_a_virtual_disk_does_not_say_whether_it_rotates(root, tmp_path):
+    disk = tmp_path / "root/sys/devices/pci0000:00/virtio1/block/vda"
+    (disk / "queue").mkdir(parents=True)
+    (disk / "queue/rotational").write_text("1\n")
+    (tmp_path / "root/sys/dev/block").mkdir(parents=True)
+    (tmp_path / "root/sys/dev/block/253:0").symlink_to(disk)
+    files = {"proc/self/mountinfo": "20 1 253:0 / / rw - ext4 /dev/vda rw\n"}
+    assert look_at_folder(tmp_path, is_read=False, root=root(files)).is_rotating is None
+
+
 def test_files_are_read_past_the_cache(tmp_path, monkeypatch):
     dropped = []
     monkeypatch.setattr(storage, "drop_cached", dropped.append)

@@ -24,29 +24,40 @@ def test_two_gpus_with_units(tmp_path):
         "2026/12/01 03:17:00.500, 0, 98 %, 1024 MiB",
         "2026/12/01 03:17:00.500, 1, [N/A], 1024 MiB",
     )
-    assert found["0"].percents == [97, 98]
-    assert found["0"].times_s == pytest.approx([0, 1])
-    assert found["1"].percents == [3]
+    assert found.curves["0"].percents == [97, 98]
+    assert found.curves["0"].times_s == pytest.approx([0, 1])
+    assert found.curves["1"].percents == [3]
+    assert found.skipped == ()
 
 
 def test_without_units_index_and_timestamps(tmp_path):
-    found = read(tmp_path, "utilization.gpu [%]", "50", "60", "", "70", interval_s=0.5)
+    found = read(tmp_path, "utilization.gpu [%]", "50", "60", "", "70", interval_s=0.5).curves
     assert (found["0"].times_s, found["0"].percents) == ([0, 0.5, 1.0], [50, 60, 70])
 
 
 def test_a_file_that_was_appended_to_and_is_still_written(tmp_path):
     row = "2026/12/01 03:16:59, 0, 97 %, 1024 MiB"
-    assert read(tmp_path, HEADER, row, HEADER, row, "2026/12/01 03:1")["0"].percents == [97, 97]
+    found = read(tmp_path, HEADER, row, HEADER, row, "2026/12/01 03:1")
+    assert (found.curves["0"].percents, found.skipped) == ([97, 97], ())
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("NVRM: something happened", "line 3: 1 column where the first line has 4"),
+    ("yesterday, 0, 97 %, 1 MiB", "line 3: 'yesterday' is no timestamp of nvidia-smi"),
+    ("2026/12/01 03:16:59, 0, 970 %, 1 MiB", "line 3: utilization.gpu is '970 %'"),
+])  # fmt: skip
+def test_a_line_of_something_else_is_left_out_and_told(tmp_path, line, words):
+    row = "2026/12/01 03:16:59, 0, 97 %, 1024 MiB"
+    found = read(tmp_path, HEADER, row, line, row)
+    assert (found.curves["0"].percents, found.skipped) == ([97, 97], (words,))
 
 
 @pytest.mark.parametrize(("lines", "words"), [
     ([], "names no column utilization.gpu"),
     (["97 %", "98 %"], "names no column utilization.gpu"),
-    ([HEADER], "no sample"),
-    ([HEADER, "2026/12/01 03:16:59, 0, [N/A], 1 MiB"], "no sample"),
-    ([HEADER, "yesterday, 0, 97 %, 1 MiB"], "line 2: 'yesterday' is no timestamp"),
-    ([HEADER, "2026/12/01 03:16:59, 0, 970 %, 1 MiB"], "line 2: utilization.gpu is '970 %'"),
-    ([HEADER, "a, b", "2026/12/01 03:16:59, 0, 97 %, 1 MiB"], "line 2: 2 columns where the first line has 4"),
+    ([HEADER], "too little in it"),
+    ([HEADER, "2026/12/01 03:16:59, 0, [N/A], 1 MiB"], "too little in it"),
+    ([HEADER, "a, b", "c", "2026/12/01 03:16:59, 0, 97 %, 1 MiB"], "line 2: 2 columns where the first line has 4"),
 ])  # fmt: skip
 def test_what_is_no_such_file_is_bad_input(tmp_path, lines, words):
     with pytest.raises(InputError) as caught:
@@ -54,12 +65,12 @@ def test_what_is_no_such_file_is_bad_input(tmp_path, lines, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00bad"])
-def test_what_cannot_be_read_is_bad_input(tmp_path, content):
+@pytest.mark.parametrize(("content", "words"), [(None, "there is no file"), (b"\xff\xfe\x00bad", "UTF-16")])
+def test_what_cannot_be_read_is_bad_input(tmp_path, content, words):
     path = tmp_path / "gpu.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=words):
         read_gpu_csv(path)
 
 

@@ -361,6 +361,16 @@ def test_a_study_without_a_measured_trial_refuses_nobody(journal):
     assert opened(journal, key=other).records() == ()
 
 
+def test_an_empty_study_of_this_key_does_not_let_it_in_beside_a_measured_one(journal):
+    # GIVEN a study that was begun and never measured, and another that has a result in this folder
+    opened(journal)
+    other = StudyKey(parts={**KEY.parts, "training": "128 x 2 epochs of 1024"})
+    told(opened(journal, key=other), measurement())
+    # THEN the first may not go on there and write over it
+    with pytest.raises(StudyConflictError):
+        opened(journal)
+
+
 def test_a_refused_key_leaves_the_journal_as_it_was(journal):
     told(opened(journal), measurement())
     before = journal.read_bytes()
