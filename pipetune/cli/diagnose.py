@@ -1,13 +1,12 @@
 """`pipetune diagnose CONFIG`: what holds today's settings back."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipetune.cli.exits import exit_codes
+from pipetune.cli.output import print_object
 
 
 def diagnose(
@@ -25,7 +24,6 @@ def diagnose(
         with Console(stderr=True).status("starting") as status:
             evidence = api.diagnose(config, overrides=set_ or [], tell=status.update)
         if json_:
-            json.dump(diagnosis_object(evidence), sys.stdout, indent=2)
-            print()
+            print_object(diagnosis_object(evidence))
         else:
             Console().print(diagnosis_view(evidence))

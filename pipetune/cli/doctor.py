@@ -1,13 +1,12 @@
 """`pipetune doctor`: whether this machine is fit to train, and what limits it."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipetune.cli.exits import exit_codes
+from pipetune.cli.output import print_object
 
 
 def doctor(
@@ -30,8 +29,7 @@ def doctor(
         with Console(stderr=True).status("looking at the machine, importing torch ..."):
             findings = api.doctor(data=data, script=script)
         if json_:
-            json.dump(findings_object(findings), sys.stdout, indent=2)
-            print()
+            print_object(findings_object(findings))
         else:
             Console().print(findings_view(findings))
         if worst(findings) is Severity.STOP:

@@ -1,6 +1,5 @@
 """`pipetune monitor`: what a GPU's utilisation looks like, and what that means."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipetune.cli.exits import exit_codes
+from pipetune.cli.output import print_object
 
 
 def monitor(
@@ -33,7 +33,6 @@ def monitor(
             told = f"pipetune: {read}: {len(found.skipped)} line(s) left out, the first: {found.skipped[0]}"
             print(printable(told), file=sys.stderr)
         if json_:
-            json.dump(curves_object(found.curves, verdicts), sys.stdout, indent=2)
-            print()
+            print_object(curves_object(found.curves, verdicts))
         else:
             Console().print(curves_view(found.curves, verdicts))

@@ -1,13 +1,12 @@
 """`pipetune show STUDY`: what a study found, read from its folder."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipetune.cli.exits import exit_codes
+from pipetune.cli.output import print_object
 
 
 def show(
@@ -27,7 +26,6 @@ def show(
 
         result = api.show(study, storage=storage)
         if json_:
-            json.dump(result_object(result), sys.stdout, indent=2)
-            print()
+            print_object(result_object(result))
         else:
             Console().print(result_view(result))

@@ -1,13 +1,12 @@
 """`pipetune tune CONFIG`: measure, certify, write best.yaml."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipetune.cli.exits import exit_codes
+from pipetune.cli.output import print_object
 
 
 def tune(
@@ -69,7 +68,6 @@ def tune(
                 progress=progress,
             )
         if json_:
-            json.dump(result_object(result), sys.stdout, indent=2)
-            print()
+            print_object(result_object(result))
         else:
             Console().print(result_view(result))

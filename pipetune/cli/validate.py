@@ -1,13 +1,12 @@
 """`pipetune validate CONFIG`: every problem of a config and its workload, without measuring."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipetune.cli.exits import exit_codes
+from pipetune.cli.output import print_object
 
 
 def validate(
@@ -23,7 +22,6 @@ def validate(
 
         checked = api.validate(config, overrides=set_ or [])
         if json_:
-            json.dump(validation_object(checked), sys.stdout, indent=2)
-            print()
+            print_object(validation_object(checked))
         else:
             print(f"{config}: valid\n{validation_text(checked)}")

@@ -111,6 +111,11 @@ class Evidence:
     larger_step: StepProbe | None = None
 
     @property
+    def account(self) -> Account | None:
+        """Where the main thread's time went."""
+        return Account.of(self.measurement)
+
+    @property
     def together(self) -> float:
         """Samples/s of loader and step together, inside an epoch."""
         return self.measurement.steady().value
@@ -284,7 +289,7 @@ def _precision(evidence: Evidence) -> Iterator[Finding]:
 def _batch(evidence: Evidence) -> Iterator[Finding]:
     """A micro-batch that leaves the device time between kernels."""
     larger, own = evidence.larger_step, evidence.steps.get(evidence.measurement.config.amp)
-    account = Account.of(evidence.measurement)
+    account = evidence.account
     if evidence.is_input_bound or larger is None or own is None:
         return
     if account is not None and account.other >= RELEVANT_PERCENT:
@@ -304,7 +309,7 @@ def _batch(evidence: Evidence) -> Iterator[Finding]:
 
 def _copies(evidence: Evidence) -> Iterator[Finding]:
     """Batches that are copied to the device while nothing else happens."""
-    account, own = Account.of(evidence.measurement), evidence.steps.get(evidence.measurement.config.amp)
+    account, own = evidence.account, evidence.steps.get(evidence.measurement.config.amp)
     config = evidence.measurement.config
     if account is None or config.pin_memory or account.copy < COPY_PERCENT or not evidence.facts.has_accelerator:
         return
@@ -322,7 +327,7 @@ def _copies(evidence: Evidence) -> Iterator[Finding]:
 
 def _other_work(evidence: Evidence) -> Iterator[Finding]:
     """What a train_step does beside training."""
-    account = Account.of(evidence.measurement)
+    account = evidence.account
     if account is None or account.other < RELEVANT_PERCENT:
         return
     yield _found(
@@ -365,7 +370,7 @@ def _threads(evidence: Evidence) -> Iterator[Finding]:
 
 def _crowd(evidence: Evidence) -> Iterator[Finding]:
     """Workers and the threads of a step that runs on the same CPUs."""
-    account, alone = Account.of(evidence.measurement), evidence.step_alone
+    account, alone = evidence.account, evidence.step_alone
     config = evidence.measurement.config
     if account is None or alone is None or evidence.facts.has_accelerator or not config.num_workers:
         return

@@ -78,13 +78,17 @@ def usable_cpus(root: Path = _ROOT, environ: Mapping[str, str] = os.environ, aff
 
 
 def present_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the machine's memory, whatever this process may use of it."""
-    return _memory_total_bytes(root)
+    """Return the machine's memory, whatever this process may use of it: `MemTotal: N kB`, where kB is 1,024 bytes."""
+    for line in read_text(root / "proc/meminfo").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == "MemTotal:" and (kibibytes := positive_int(words[1])):
+            return kibibytes * 1024
+    return psutil.virtual_memory().total
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int:
     """Return the least of the machine's memory and the limits of this process's control groups."""
-    return min([_memory_total_bytes(root), *memory_limits(root)])
+    return min([present_memory_bytes(root), *memory_limits(root)])
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
@@ -220,15 +224,6 @@ def _tasks_per_node(environ: Mapping[str, str], ranks: int) -> int:
         return 1
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
     return positive_int(tasks.split(",")[0].split("(")[0]) or ranks
-
-
-def _memory_total_bytes(root: Path) -> int:
-    """`MemTotal: N kB`, where kB is 1,024 bytes."""
-    for line in read_text(root / "proc/meminfo").splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == "MemTotal:" and (kibibytes := positive_int(words[1])):
-            return kibibytes * 1024
-    return psutil.virtual_memory().total
 
 
 def _cpu_facts(root: Path) -> dict[str, str]:

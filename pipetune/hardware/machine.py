@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from pipetune.core.checkup import SLOWING, THREADS
 from pipetune.core.machine import CacheFolder, DriverFacts, MachineFacts, TorchFacts
 from pipetune.errors import InputError
 from pipetune.hardware.cgroup import read_text
@@ -23,16 +24,7 @@ from pipetune.hardware.storage import look_at_folder
 
 _ROOT = Path("/")
 _WATCH_S = 0.5
-_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_CACHE_DISABLE",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-)
+_VARIABLES = (*THREADS, *SLOWING, "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NVIDIA = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")
 _DEAD = ("pynvml",)

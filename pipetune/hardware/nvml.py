@@ -72,9 +72,7 @@ def list_tenants(nvml: Any = None) -> frozenset[int]:
         return frozenset()
     try:
         with _session(nvml):
-            count = nvml.nvmlDeviceGetCount()
-            handles = [attempt(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-            return tenants(nvml, [handle for handle in handles if handle is not None])
+            return tenants(nvml, _handles(nvml))
     except nvml.NVMLError:
         return frozenset()
 
@@ -102,9 +100,7 @@ def gpu_states(nvml: Any = None) -> tuple[GpuState, ...]:
         return ()
     try:
         with _session(nvml):
-            count = nvml.nvmlDeviceGetCount()
-            handles = [attempt(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-            return tuple(gpu_state(nvml, handle) for handle in handles if handle is not None)
+            return tuple(gpu_state(nvml, handle) for handle in _handles(nvml))
     except nvml.NVMLError:
         return ()
 
@@ -257,6 +253,12 @@ class GpuSampler:
         ends = [sample.end_s for sample in self._samples]
         gaps = [after - before for before, after in pairwise(ends) if after > before]
         return median(gaps) if gaps else _DEFAULT_PERIOD_S
+
+
+def _handles(nvml: Any) -> list[Any]:
+    """Of all GPUs that answer."""
+    found = (attempt(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(nvml.nvmlDeviceGetCount()))
+    return [handle for handle in found if handle is not None]
 
 
 def _find(nvml: Any, uuid: str, bus: str) -> tuple[Any, str | None]:

@@ -23,6 +23,12 @@ _WORDS = {
     Shape.DIPS: "high, with dips",
     Shape.UNEVEN: "uneven, without a rhythm: other programs, or samples of very different cost",
 }
+_NEXT = {
+    Shape.STEADY_LOW: "`pipetune diagnose CONFIG` says what holds each step back",
+    Shape.SAW_TOOTH: "`pipetune diagnose CONFIG` says whether decoding, storage or too few workers make it wait",
+    Shape.DIPS: "where the period is an epoch's, persistent_workers help; else look for checkpoints and evaluation",
+    Shape.IDLE: "is the model on this GPU?",
+}
 
 
 def curves_view(curves: Mapping[str, Curve], verdicts: Mapping[str, CurveVerdict]) -> RenderableType:
@@ -34,14 +40,6 @@ def curves_view(curves: Mapping[str, Curve], verdicts: Mapping[str, CurveVerdict
             parts.append(Text(f"-> {advice}", style="bold"))
         parts.append("")
     return Group(*parts[:-1])
-
-
-_NEXT = {
-    Shape.STEADY_LOW: "`pipetune diagnose CONFIG` says what holds each step back",
-    Shape.SAW_TOOTH: "`pipetune diagnose CONFIG` says whether decoding, storage or too few workers make it wait",
-    Shape.DIPS: "where the period is an epoch's, persistent_workers help; else look for checkpoints and evaluation",
-    Shape.IDLE: "is the model on this GPU?",
-}
 
 
 def words(verdict: CurveVerdict) -> str:

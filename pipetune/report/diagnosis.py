@@ -33,7 +33,7 @@ def diagnosis_view(evidence: Evidence) -> RenderableType:
         _rates(evidence),
         "",
     ]
-    account = Account.of(measurement)
+    account = evidence.account
     if account is not None:
         parts += [_account(account), ""]
     if measurement.gpu is not None:
@@ -48,7 +48,7 @@ def diagnosis_view(evidence: Evidence) -> RenderableType:
 
 def diagnosis_object(evidence: Evidence) -> dict[str, Any]:
     """Plain types only."""
-    measurement, account = evidence.measurement, Account.of(evidence.measurement)
+    measurement, account = evidence.measurement, evidence.account
     return {
         "verdict": verdict(evidence),
         "config": flat_config(measurement.config),

@@ -90,11 +90,16 @@ def classify_exit(return_code: int, log_tail: str) -> FailureKind:
 def describe_exit(return_code: int) -> str:
     """`the trial process was ended by SIGSEGV` or `... exited with code 3`."""
     if return_code < 0:
-        try:
-            return f"the trial process was ended by {signal.Signals(-return_code).name}"
-        except ValueError:
-            return f"the trial process was ended by signal {-return_code}"
+        return f"the trial process was ended by {signal_name(-return_code)}"
     return f"the trial process exited with code {return_code} before it answered"
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`, or `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def die_with_parent(parent: int) -> None:

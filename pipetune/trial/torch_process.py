@@ -1,10 +1,10 @@
 """Asks torch without importing it: a process of its own may crash, hang, or hold a GPU, and then it is gone."""
 
-import signal
 import subprocess
 import sys
 
 from pipetune.core.machine import TorchFacts
+from pipetune.trial.guards import signal_name
 from pipetune.trial.protocol import decode_torch_facts
 
 TIMEOUT_S = 120.0
@@ -33,9 +33,4 @@ def ask_torch(timeout_s: float = TIMEOUT_S) -> TorchFacts:
 
 
 def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    return f"ended with code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
